@@ -1,0 +1,34 @@
+# `make quickstart` and `make test` set up what they need on a fresh machine.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: quickstart test test-all lint install bench clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[torch,tensorflow-cpu,examples,dev]'
+	touch $@
+
+quickstart: install
+	$(BIN)/python examples/quickstart.py
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	KERAS_BACKEND=torch $(BIN)/mypy
+
+test: lint
+	KERAS_BACKEND=torch $(BIN)/pytest -m "not long"
+	KERAS_BACKEND=tensorflow $(BIN)/pytest -m "not long" tests/contract tests/faults
+
+test-all: lint
+	KERAS_BACKEND=torch $(BIN)/pytest
+	KERAS_BACKEND=tensorflow $(BIN)/pytest tests/contract tests/faults
+
+clean:
+	rm -rf $(VENV) *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,34 @@
+"""Train one Keras 3 model on several devices, with the numbers of one device.
+
+Example:
+
+>>> import keras, parallel_keras as pk
+>>> x = keras.Input((4,))
+>>> model = pk.ParallelModel(x, keras.layers.Dense(1)(x))
+>>> model.compile("sgd", "mse", strategy="data")
+"""
+
+from parallel_keras import backends as _backends
+
+_backends.name()  # refuses a backend that is not supported, at import
+
+from parallel_keras.api import list_devices, set_cpu_devices, shutdown  # noqa: E402
+from parallel_keras.errors import UnsupportedError, WorkerError  # noqa: E402
+from parallel_keras.model import ParallelModel, load_model, parallelize  # noqa: E402
+from parallel_keras.strategies import DataParallel, SingleDevice, Strategy  # noqa: E402
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DataParallel",
+    "ParallelModel",
+    "SingleDevice",
+    "Strategy",
+    "UnsupportedError",
+    "WorkerError",
+    "list_devices",
+    "load_model",
+    "parallelize",
+    "set_cpu_devices",
+    "shutdown",
+]

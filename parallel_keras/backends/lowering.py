@@ -1,0 +1,60 @@
+"""What a strategy lowers to: three functions of one global batch.
+
+`model.py` puts the functions where Keras looks for `train_function`,
+`test_function` and `predict_function`; Keras's own fit, evaluate, predict,
+callbacks and data adapters stay as they are.
+"""
+
+import contextlib
+
+KINDS = ("train", "test", "predict")
+
+
+class Lowering:
+    """How one model runs under one strategy on one backend.
+
+    Args:
+        model: The user's Keras model.
+        strategy: A `Strategy`.
+    """
+
+    def __init__(self, model, strategy):
+        self.model = model
+        self.strategy = strategy
+
+    def attach(self):
+        """Bring the model's variables to where the strategy wants them.
+
+        Called at the start of each fit, evaluate and predict: cheap when
+        nothing has changed since.
+        """
+
+    def detach(self):
+        """Bring the variables back to where plain Keras has them."""
+
+    def make_function(self, kind):
+        """The function that Keras calls for each batch.
+
+        Args:
+            kind: `"train"`, `"test"` or `"predict"`.
+
+        Returns:
+            A callable with the arguments and the result of Keras's own
+            function of that kind on this backend.
+        """
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def session(self):
+        """Surrounds one call of fit, evaluate, predict or an on_batch."""
+        yield
+
+
+class SingleLowering(Lowering):
+    """Plain Keras."""
+
+    def make_function(self, kind):
+        model = self.model
+        maker = getattr(type(model), f"make_{kind}_function")
+        maker(model, force=True)
+        return getattr(model, f"{kind}_function")

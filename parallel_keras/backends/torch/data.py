@@ -1,0 +1,287 @@
+"""DataParallel on torch: the caller is rank 0, live workers serve its steps.
+
+Keras's own fit loop runs in the caller and hands each global batch to one of
+the three functions made here. The function sends every worker its rows and what
+the program has changed since the last step, computes the caller's own rows as
+rank 0, and returns the logs of the global batch.
+"""
+
+import contextlib
+import itertools
+import os
+import weakref
+
+import numpy as np
+import torch
+from keras import tree
+
+from parallel_keras import backends, batch, capabilities, features, keras_internals
+from parallel_keras import devices as device_names
+from parallel_keras import probe as probing
+from parallel_keras.backends import lowering
+from parallel_keras.backends.torch import forwarding, shipping, workers
+from parallel_keras.backends.torch.devices import torch_device
+from parallel_keras.backends.torch.metrics import CallerMetrics, metric_variables
+from parallel_keras.backends.torch.replica import Replica, fold_accumulators
+
+_keys = itertools.count()
+
+
+class Lowering(lowering.Lowering):
+    """One model under `DataParallel` on torch."""
+
+    def __init__(self, model, strategy):
+        super().__init__(model, strategy)
+        self.devices = strategy.devices
+        self.world_size = len(self.devices)
+        self.key = next(_keys)
+        self.device = torch_device(self.devices[0])
+        self.ship = _Shipment(self)
+        self.pool = None
+        self.averaged = None  # numbers of metric variables, once probed
+        self._announced_averaged = False
+
+    def attach(self):
+        """Have the workers started; the first step waits for them."""
+        self.pool = workers.pool(self.world_size, self.devices, self.strategy.timeout)
+
+    def detach(self):
+        """Let the workers forget the model."""
+        self.ship.drop()
+
+    def make_function(self, kind):
+        if kind == "train" and self.model.steps_per_execution > 1:
+            capabilities.check("steps_per_execution", self.strategy, "torch")
+
+        def function(data):
+            return self._guarded(kind, data[0])
+
+        return function
+
+    @contextlib.contextmanager
+    def session(self):
+        threads = torch.get_num_threads()
+        if device_names.is_simulated(self.devices):
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.world_size))
+        self.ship.stale = True
+        members = vars(self.model)
+        members["reset_metrics"] = self._reset_metrics
+        try:
+            yield
+            self._fold()
+        finally:
+            members.pop("reset_metrics", None)
+            torch.set_num_threads(threads)
+            if self.pool is not None:
+                self.pool.drain_output()
+
+    def _reset_metrics(self):
+        """Keras calls this at the border of an epoch: a time to compare the models whole."""
+        type(self.model).reset_metrics(self.model)
+        if features.has_user_code(self.model):
+            self.ship.stale = True
+
+    # ---- a step ----
+
+    def _guarded(self, kind, data):
+        """Run a step; whatever ends it early ends the workers too."""
+        try:
+            return self._step(kind, data)
+        except BaseException as error:
+            explained = self.pool.explain(error) if isinstance(error, Exception) else None
+            self.pool.abort()
+            self.ship.lost()
+            if explained is not None:
+                raise explained from error
+            raise
+
+    def _step(self, kind, data):
+        data = tree.map_structure(_tensor, tuple(data) if isinstance(data, list) else data)
+        if kind == "predict":
+            data = (keras_internals.unpack(data)[0],)
+        else:
+            data = keras_internals.unpack(data)
+        total = forwarding.row_count(data)
+        if total is None:
+            shapes = [tuple(leaf.shape) for leaf in tree.flatten(data) if leaf is not None]
+            capabilities.check("row_shape", self.strategy, "torch", f"shapes {shapes}")
+        if total == 0:
+            capabilities.check("row_shape", self.strategy, "torch", "a batch of no rows")
+        self._probe(kind, data, total)
+        self.ship.ensure()
+        number = self.pool.next_number()
+        counts = batch.row_counts(total, self.world_size)
+        rows = batch.row_slices(total, self.world_size)
+        self._send(number, kind, data, rows, counts, total)
+        own = _take(data, rows[0])
+        if kind == "predict":
+            return self._predict(number, own, counts)
+        return self._compute(kind, number, own, counts, total)
+
+    def _send(self, number, kind, data, rows, counts, total):
+        structure = tree.map_structure(lambda leaf: leaf is not None, data)
+        changes = self.ship.changes(self.averaged)
+        for rank in range(1, self.world_size):
+            part = [leaf[rows[rank]] for leaf in tree.flatten(data) if leaf is not None]
+            slot = number % 3
+            layout = self.pool.inbound(rank).write(slot, part)
+            work = (structure, slot, layout, counts[rank], total, counts[-1] > 0)
+            self.pool.send(rank, ("step", self.key, number, kind, work, changes))
+        self.ship.send_values(changes[0])
+
+    def _compute(self, kind, number, own, counts, total):
+        metrics, replica = self.ship.metrics, self.ship.replica
+        own = shipping.to_device(own, self.device)
+        before = metrics.before(self.averaged or ())
+        if kind == "train":
+            replica.train(own, counts[0], total, counts[-1] > 0, lambda: None)
+        else:
+            with torch.no_grad():
+                replica.test(own, counts[0])
+        metrics.weigh(before, counts[0] / total)
+        metrics.add(self.pool.wait_published(number))
+        self.ship.forwarder.taken()
+        return self.model.get_metrics_result()
+
+    def _predict(self, number, own, counts):
+        with torch.no_grad():
+            outputs = self.ship.replica.predict(shipping.to_device(own, self.device)[0])
+        parts = [tree.flatten(outputs)]
+        for rank in range(1, self.world_size):
+            if counts[rank]:
+                _, _, layout = self.pool.receive(rank)
+                parts.append(self.pool.outbound(rank).read(number % 3, layout))
+        for leaf in parts[0]:
+            if leaf.ndim == 0 or leaf.shape[0] != counts[0]:
+                capabilities.check(
+                    "row_output",
+                    self.strategy,
+                    "torch",
+                    f"an output of shape {tuple(leaf.shape)} for {counts[0]} rows",
+                )
+        whole = [
+            torch.cat([leaf.to(parts[0][index].device) for leaf in leaves])
+            for index, leaves in enumerate(zip(*parts, strict=True))
+        ]
+        self.ship.forwarder.taken()
+        return tree.pack_sequence_as(outputs, whole)
+
+    def _probe(self, kind, data, total):
+        """Before the first step: do the user's own losses and metrics add up?"""
+        if self.ship.probed or kind == "predict" or not probing.is_enough(total):
+            return
+        if probing.needs_probe(self.model):
+            x, y, sample_weight = shipping.to_device(data, self.device)
+            rules = probing.probe(self.model, self.strategy, x, y, sample_weight)
+            numbers = [i for i, v in enumerate(metric_variables(self.model)) if id(v) in rules]
+            self.averaged = tuple(numbers)
+        self.ship.probed = True
+
+    def _fold(self):
+        """At the end of a fit: what is accumulated since the last update is read here."""
+        if self.ship.replica is not None and self.ship.accumulates():
+            try:
+                self.pool.broadcast_message(("fold", self.key))
+                fold_accumulators(self.model.optimizer, 0, self.pool.group)
+                self.ship.forwarder.taken()
+            except BaseException:
+                self.pool.abort()
+                self.ship.lost()
+                raise
+
+
+class _Shipment:
+    """The workers' copies of one model, and whether they are up to date."""
+
+    def __init__(self, lowering):
+        # The lowering owns this object.
+        self.lowering = weakref.proxy(lowering)
+        self.stale = True  # the whole model has to be compared
+        self.probed = False
+        self.lost()
+
+    def lost(self):
+        """The workers have gone."""
+        self.generation = None
+        self.skeleton = self.forwarder = self.replica = self.metrics = None
+
+    def drop(self):
+        """Let the workers forget the model."""
+        if self.generation is not None and self.lowering.pool.generation == self.generation:
+            self.lowering.pool.broadcast_message(("drop", self.lowering.key))
+        self.lost()
+
+    def ensure(self):
+        """Have the workers hold the caller's model, shipping it where it differs."""
+        lowering = self.lowering
+        generation = lowering.pool.ready()
+        if generation == self.generation:
+            if not self.stale:
+                return
+            variables = shipping.variables_of(lowering.model)
+            same = self.forwarder.is_same(lowering.model, variables)
+            if same and not features.has_user_code(lowering.model):
+                self.stale = False
+                return
+        self.stale = False
+        skeleton, tensors = shipping.split(lowering.model)
+        if generation == self.generation and same and skeleton == self.skeleton:
+            return
+        if generation != self.generation:
+            lowering.pool.broadcast_message(("configure", shipping.configuration()))
+        has_user_layers = features.has_user_layers(lowering.model)
+        specs = shipping.specs(tensors)
+        lowering.pool.broadcast_message(
+            ("ship", lowering.key, skeleton, specs, has_user_layers)
+        )
+        for tensor in tensors:
+            shipping.broadcast(tensor, lowering.pool.group)
+        self.generation, self.skeleton = generation, skeleton
+        self.forwarder = forwarding.Forwarder(lowering.model, shipping.variables_of(lowering.model))
+        self.metrics = CallerMetrics(lowering.model)
+        self.replica = Replica(
+            lowering.model, 0, lowering.world_size, lowering.pool.group, has_user_layers
+        )
+        self._sent_averaged = None
+
+    def changes(self, averaged):
+        """What the program has changed since the last step."""
+        attributes = self.forwarder.changed_attributes()
+        flags = self.forwarder.changed_flags()
+        if flags or any(key == "_trainable" for _, key, _ in attributes):
+            self.replica.refresh()
+        numbers = self.forwarder.changed_variables()
+        news = averaged if averaged != self._sent_averaged else None
+        self._sent_averaged = averaged
+        return numbers, attributes, flags, news
+
+    def send_values(self, numbers):
+        forwarding.send_values(self.forwarder.variables, numbers, self.lowering.pool.group, 0)
+
+    def accumulates(self):
+        return bool(getattr(self.lowering.model.optimizer, "gradient_accumulation_steps", None))
+
+
+def _tensor(leaf):
+    """A leaf of a batch as a CPU tensor that shares its memory where it can."""
+    if leaf is None or isinstance(leaf, torch.Tensor):
+        return leaf
+    try:
+        return torch.as_tensor(np.asarray(leaf))
+    except TypeError:
+        capabilities.check(
+            "row_shape",
+            _data_strategy(),
+            backends.name(),
+            f"an array of type {np.asarray(leaf).dtype}, which torch does not have",
+        )
+
+
+def _data_strategy():
+    from parallel_keras.strategies import DataParallel
+
+    return DataParallel()
+
+
+def _take(data, rows):
+    return tree.map_structure(lambda leaf: None if leaf is None else leaf[rows], data)

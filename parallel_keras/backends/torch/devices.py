@@ -1,0 +1,32 @@
+"""The devices of this machine, seen from torch."""
+
+import torch
+
+from parallel_keras import devices as device_names
+
+_cpu_devices = device_names.MAX_CPU_DEVICES
+
+
+def available():
+    """Canonical names of all accelerators, or of the CPU devices."""
+    if torch.cuda.is_available():
+        return [f"gpu:{index}" for index in range(torch.cuda.device_count())]
+    # A CPU device is a process with its share of the cores.
+    return [f"cpu:{index}" for index in range(_cpu_devices)]
+
+
+def reserve_cpu_devices(count):
+    """Called at import."""
+    set_cpu_devices(count)
+
+
+def set_cpu_devices(count):
+    """Say how many CPU devices there are. Costs nothing: none is started."""
+    global _cpu_devices
+    _cpu_devices = count
+
+
+def torch_device(name):
+    """The `torch.device` that computes for a canonical name."""
+    kind, index = device_names.kind_of(name), device_names.index_of(name)
+    return torch.device("cpu") if kind == "cpu" else torch.device("cuda", index)

@@ -1,0 +1,175 @@
+"""What the caller's program changes between steps, found and sent to the workers.
+
+Callbacks are live objects in the caller: they set weights, a learning rate, a
+`trainable` flag, or a plain attribute such as `model.beta`. All ranks walk the
+model in one order, so a change is named by two numbers. Looking costs
+microseconds; what is not looked at (a container's contents, globals that a
+function reads) is caught when the whole model is compared, at the borders of
+epochs and calls.
+"""
+
+import keras
+import torch
+from keras import tree
+
+from parallel_keras import features, keras_internals
+
+_PLAIN = (int, float, bool, str, type(None))
+
+# Written by Keras in the course of a step or a fit, without a meaning for it.
+_BOOKKEEPING = frozenset(
+    {
+        "stop_training",
+        "stop_evaluating",
+        "stop_predicting",
+        "train_function",
+        "test_function",
+        "predict_function",
+        "training",  # torch's own flag, sent with each step's kind
+    }
+)
+
+
+class Forwarder:
+    """Watches one model, in the caller.
+
+    Args:
+        model: The model.
+        variables: List of Keras variables in the order of all ranks.
+    """
+
+    def __init__(self, model, variables):
+        self.variables = variables
+        self.holders = holders(model)
+        base = set(vars(keras.layers.Layer())) | set(vars(keras.Model()))
+        self._plain = []
+        self._objects = []  # known by identity only
+        for number, holder in enumerate(self.holders):
+            for key, value in vars(holder).items():
+                own = key not in base and key not in keras_internals.INSTANCE_OVERRIDES
+                if key in _BOOKKEEPING or not (own or key == "_trainable"):
+                    continue
+                if isinstance(value, _PLAIN):
+                    self._plain.append([number, key, vars(holder), value])
+                else:
+                    self._objects.append((vars(holder), key, value))
+        self._sizes = [len(vars(holder)) for holder in self.holders]
+        self._flags = [v.trainable for v in variables]
+        self._values = [v._value for v in variables]
+        self.taken()
+
+    def taken(self):
+        """All ranks hold what the caller holds now."""
+        self._versions = [value._version for value in self._values]
+
+    def is_same(self, model, variables):
+        """Whether the model consists of the very objects that all ranks know."""
+        found = holders(model)
+        return (
+            [id(holder) for holder in found] == [id(holder) for holder in self.holders]
+            and [len(vars(holder)) for holder in found] == self._sizes
+            and [id(v) for v in variables] == [id(v) for v in self.variables]
+            and all(v._value is value for v, value in zip(variables, self._values, strict=True))
+            and all(members.get(key) is value for members, key, value in self._objects)
+        )
+
+    def changed_variables(self):
+        """Numbers of the variables that were written since the last step."""
+        return [
+            number
+            for number, (value, version) in enumerate(
+                zip(self._values, self._versions, strict=True)
+            )
+            if value._version != version
+        ]
+
+    def changed_attributes(self):
+        """Plain attributes that were written since the last look, as (holder, key, value)."""
+        changed = []
+        for entry in self._plain:
+            number, key, members, value = entry
+            now = members.get(key)
+            if now is not value and not (now == value and type(now) is type(value)):
+                entry[3] = now
+                changed.append((number, key, now))
+        return changed
+
+    def changed_flags(self):
+        """Numbers of the variables whose `trainable` was written, with the new value."""
+        flags = [v.trainable for v in self.variables]
+        changed = [
+            (number, flag)
+            for number, (flag, old) in enumerate(zip(flags, self._flags, strict=True))
+            if flag != old
+        ]
+        self._flags = flags
+        return changed
+
+
+def holders(model):
+    """The objects whose plain attributes are watched, in one order on all ranks."""
+    found = keras_internals.flatten_layers(model)
+    optimizer = model.optimizer if model.compiled else None
+    while optimizer is not None:
+        found.append(optimizer)
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    found += [loss for loss in features.user_losses(model) if isinstance(loss, keras.losses.Loss)]
+    return list({id(holder): holder for holder in found}.values())
+
+
+def apply(model, variables, attributes, flags):
+    """Make the caller's changes in a worker.
+
+    Returns:
+        Bool. Whether a `trainable` flag was among them.
+    """
+    objects = holders(model)
+    for number, key, value in attributes:
+        if key == "_trainable":
+            objects[number].trainable = value
+        else:
+            setattr(objects[number], key, value)
+    for number, flag in flags:
+        variables[number].trainable = flag
+    return bool(flags) or any(key == "_trainable" for _, key, _ in attributes)
+
+
+def send_values(variables, numbers, group, rank):
+    """Send the caller's values of some variables to all ranks.
+
+    Seed states are kept apart: each rank draws other random numbers.
+    """
+    with torch.no_grad():
+        for number in numbers:
+            value = variables[number]._value
+            plain = value.detach().contiguous()
+            if plain.dtype == torch.bool:
+                plain = plain.to(torch.uint8)
+            group.broadcast([plain], 0).wait() if plain.numel() else None
+            if rank:
+                value.copy_(plain)
+
+
+def offset_seeds(model, numbers, variables, rank):
+    """Give a worker's seed states their own stream: the same in each run, other for each rank."""
+    if not rank:
+        return
+    chosen = {id(variables[number]) for number in numbers}
+    for layer in keras_internals.flatten_layers(model):
+        for generator in keras_internals.seed_generators(layer):
+            if id(generator.state) in chosen:
+                keras_internals.offset_seed(generator.state, rank)
+
+
+def row_count(data):
+    """The rows of a global batch: the first dimension that all its arrays share.
+
+    Returns:
+        Int, or `None` where they differ.
+    """
+    counts = {
+        leaf.shape[0] if getattr(leaf, "shape", ()) else None
+        for leaf in tree.flatten(data)
+        if leaf is not None
+    }
+    return counts.pop() if len(counts) == 1 else None

@@ -1,0 +1,116 @@
+"""What a worker does with the caller's messages.
+
+`workers.py` delivers the messages; each is a method's name and its arguments.
+A worker holds a replica of each model that the caller has trained lately.
+"""
+
+import warnings
+
+import torch
+from keras import tree
+
+from parallel_keras import keras_internals
+from parallel_keras.backends.torch import forwarding, shipping
+from parallel_keras.backends.torch.metrics import WorkerMetrics
+from parallel_keras.backends.torch.replica import Replica, fold_accumulators
+
+
+class Server:
+    """Serves the steps of one rank.
+
+    Args:
+        context: The worker's rank, world size, group, buffers and board.
+    """
+
+    def __init__(self, context):
+        self.context = context
+        self.models = {}
+        # The caller gives this warning already, for the same weights.
+        warnings.filterwarnings("ignore", message="Gradients do not exist for variables")
+
+    def handle(self, message):
+        """Serve one message: a tuple of a method's name and its arguments."""
+        name, *arguments = message
+        getattr(self, f"on_{name}")(*arguments)
+
+    def on_configure(self, configuration):
+        """See what the caller sees: Keras's and torch's settings, the import path."""
+        shipping.apply_configuration(configuration)
+        keras_internals.offset_global_seed(self.context.rank)
+
+    def on_ship(self, key, skeleton, specs, has_user_layers):
+        """Take a model over, with its weights and its optimizer's state."""
+        self.models.pop(key, None)  # not two copies at once
+        tensors = shipping.empty(specs, self.context.device)
+        for tensor in tensors:
+            shipping.broadcast(tensor, self.context.group)
+        model = shipping.join(skeleton, tensors)
+        self.models[key] = _Served(model, self.context, has_user_layers)
+
+    def on_drop(self, key):
+        """Forget a model."""
+        self.models.pop(key, None)
+
+    def on_step(self, key, number, kind, batch, changes):
+        """One train, test or predict step; see `data.py` for the arguments."""
+        served = self.models[key]
+        context = self.context
+        served.take_over(changes)
+        structure, slot, layout, rows, total, all_have_rows = batch
+        leaves = iter(context.inbound.read(slot, layout))
+        data = tree.map_structure(lambda has: next(leaves) if has else None, structure)
+        data = shipping.to_device(data, context.device)
+        share = rows / total
+
+        def publish():
+            context.board.publish(number, served.metrics.change(served.averaged, share))
+
+        served.metrics.reset()
+        if kind == "train":
+            served.model.train()
+            served.replica.train(data, rows, total, all_have_rows, publish)
+            keras_internals.clear_losses(served.model)
+            return
+        served.model.eval()
+        with torch.no_grad():
+            if kind == "test":
+                served.replica.test(data, rows)
+                publish()
+            elif rows:
+                outputs = tree.flatten(served.replica.predict(data[0]))
+                layout = context.outbound.write(slot, [output.cpu() for output in outputs])
+                context.send(("result", number, layout))
+
+    def on_fold(self, key):
+        """Hand what has been accumulated since the last update to the caller."""
+        model = self.models[key].model
+        fold_accumulators(model.optimizer, self.context.rank, self.context.group)
+
+
+class _Served:
+    """A model in a worker."""
+
+    def __init__(self, model, context, has_user_layers):
+        self.model = model
+        self.context = context
+        self.variables = shipping.variables_of(model)
+        forwarding.offset_seeds(
+            model, range(len(self.variables)), self.variables, context.rank
+        )
+        self.metrics = WorkerMetrics(model)
+        self.averaged = ()
+        self.replica = Replica(
+            model, context.rank, context.world_size, context.group, has_user_layers
+        )
+
+    def take_over(self, changes):
+        """Make the caller's changes since the last step."""
+        numbers, attributes, flags, averaged = changes
+        if forwarding.apply(self.model, self.variables, attributes, flags):
+            self.replica.refresh()
+        if averaged is not None:
+            self.averaged = averaged
+        if numbers:
+            rank = self.context.rank
+            forwarding.send_values(self.variables, numbers, self.context.group, rank)
+            forwarding.offset_seeds(self.model, numbers, self.variables, rank)

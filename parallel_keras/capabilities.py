@@ -1,0 +1,210 @@
+"""What runs where: one table that drives the checks, the docs and the tests.
+
+A feature is something that a model, its `compile` or its data may ask for. For
+each strategy and backend it either runs exactly, or is refused with a sentence.
+`features.py` reads off a model which features it asks for.
+"""
+
+from parallel_keras.errors import UnsupportedError
+
+STRATEGIES = ("single", "data")
+BACKENDS = ("tensorflow", "torch")
+
+RUNS = None  # the entry of what is exact
+
+
+class Feature:
+    """One line of the table.
+
+    Args:
+        title: What is asked for, as a noun, for messages and docs.
+        change: What to do instead where it is refused, as a sentence.
+        refused: Dict from `(strategy, backend)` to the reason. What is not
+            named runs.
+    """
+
+    def __init__(self, title, change="", refused=None):
+        self.title = title
+        self.change = change
+        self.refused = refused or {}
+
+    def reason(self, strategy, backend):
+        """Why it is refused, or `None` where it runs."""
+        return self.refused.get((strategy, backend), RUNS)
+
+
+def _data(reason, backends=BACKENDS):
+    return {("data", backend): reason for backend in backends}
+
+
+_STEP = "its gradients, logs and variables would not be combined over the replicas"
+_USE_STOCK = (
+    "Leave {name} to Keras and express it as a loss, a metric or `add_loss`, or train "
+    "this model with strategy=None."
+)
+
+FEATURES = {
+    "train_step": Feature(
+        "a model's own `train_step`", _USE_STOCK.format(name="`train_step`"), _data(_STEP)
+    ),
+    "test_step": Feature(
+        "a model's own `test_step`", _USE_STOCK.format(name="`test_step`"), _data(_STEP)
+    ),
+    "predict_step": Feature(
+        "a model's own `predict_step`",
+        _USE_STOCK.format(name="`predict_step`"),
+        _data("its rows would not be put together in order"),
+    ),
+    "compute_loss": Feature(
+        "a model's own `compute_loss`",
+        _USE_STOCK.format(name="`compute_loss`"),
+        _data("how it adds up over the rows is not known"),
+    ),
+    "compute_metrics": Feature(
+        "a model's own `compute_metrics`",
+        _USE_STOCK.format(name="`compute_metrics`"),
+        _data("how its values add up over the rows is not known"),
+    ),
+    "own_train_function": Feature(
+        "a model's own `make_train_function`, `make_test_function` or `make_predict_function`",
+        _USE_STOCK.format(name="the makers of step functions"),
+        _data("the strategy makes these functions"),
+    ),
+    "loss_sum": Feature(
+        "a loss with reduction='sum'",
+        "Use reduction='sum_over_batch_size' (Keras's default).",
+        _data("sums over the rows are not combined with means exactly yet"),
+    ),
+    "loss_mean_with_sample_weight": Feature(
+        "a loss with reduction='mean_with_sample_weight'",
+        "Use reduction='sum_over_batch_size' (Keras's default).",
+        _data("its denominator differs from replica to replica"),
+    ),
+    "loss_none": Feature(
+        "a loss with reduction='none'",
+        "Use reduction='sum_over_batch_size' (Keras's default).",
+        _data("it leaves a vector of unknown weight"),
+    ),
+    "masked_loss": Feature(
+        "a masked output (a loss that averages over unmasked steps only)",
+        "Pass the mask as `sample_weight` and stop it before the output, for example with "
+        "a layer that does not hand masks on.",
+        _data("the number of unmasked steps differs from replica to replica"),
+    ),
+    "batch_loss": Feature(
+        "a loss or `add_loss` that is not a mean over the rows of the batch",
+        "Return one value per row, or the mean over the rows.",
+        _data(
+            "on the first batch its value on all rows differed from the combination of its "
+            "values on the replicas' rows"
+        ),
+    ),
+    "batch_metric": Feature(
+        "a metric whose state does not add up over the rows of the batch",
+        "Return one value per row from a metric function; in a Metric class, add to the "
+        "state what the rows contribute.",
+        _data(
+            "on the first batch its state after all rows differed from the combination of "
+            "its states after the replicas' rows"
+        ),
+    ),
+    "batch_state": Feature(
+        "a layer of your own whose state is not an average over the rows of the batch",
+        "Keep state that is a mean over the rows, or none.",
+        _data(
+            "on the first batch its state after all rows differed from the combination of "
+            "its states after the replicas' rows"
+        ),
+    ),
+    "steps_per_execution": Feature(
+        "`steps_per_execution` above 1",
+        "Leave `steps_per_execution` at 1.",
+        {
+            **_data("batch logs and callbacks would be skipped on some replicas"),
+            ("single", "torch"): "Keras's torch backend does not support it",
+        },
+    ),
+    "jit_compile": Feature(
+        "`jit_compile=True`",
+        "Use jit_compile='auto' (Keras's default) or False.",
+        {
+            ("data", "tensorflow"): "XLA cannot compile a step over several devices",
+            ("data", "torch"): "a compiled step cannot take part in the all-reduce",
+        },
+    ),
+    "run_eagerly": Feature(
+        "`run_eagerly=True`",
+        "Leave `run_eagerly` at False, or debug with strategy=None.",
+    ),
+    "overwrite_with_gradient": Feature(
+        "weights that are overwritten with their gradient (float8 training)",
+        "Train in float32, bfloat16 or float16.",
+        _data("the maxima of the replicas are not combined"),
+    ),
+    "torch_module": Feature(
+        "a `torch.nn.Module` as a layer",
+        "Build the layer from Keras layers and `keras.ops`.",
+        _data("its buffers would drift apart on the replicas", ("torch",)),
+    ),
+    "raw_variable": Feature(
+        "a raw `tf.Variable` in a layer",
+        "Make it with `self.add_weight(...)` or `keras.Variable(...)`.",
+        _data("it is not copied to the replicas", ("tensorflow",)),
+    ),
+    "ragged": Feature(
+        "ragged or sparse tensors in a batch",
+        "Pad to dense tensors.",
+        _data("their rows cannot be sliced yet", ("tensorflow",)),
+    ),
+    "row_shape": Feature(
+        "a batch whose arrays have different numbers of rows",
+        "Give every input, target and weight the batch as its first dimension.",
+        _data("it cannot be cut into the rows of the replicas"),
+    ),
+    "row_output": Feature(
+        "an output without one entry per row",
+        "Let every output of the model have the batch as its first dimension.",
+        _data("the replicas' outputs cannot be put together in order"),
+    ),
+    "synchronized_batch_norm": Feature(
+        "`BatchNormalization(synchronized=True)` with a mask or `renorm=True`",
+        "Leave out the mask and `renorm`, or use synchronized=False.",
+        _data("Keras does not synchronize these statistics"),
+    ),
+}
+
+
+def check(feature, strategy, backend, received=""):
+    """Raise an `UnsupportedError` where a feature is refused.
+
+    Args:
+        feature: String, a key of `FEATURES`.
+        strategy: A `Strategy`, whose `name` is looked up.
+        backend: `"tensorflow"` or `"torch"`.
+        received: What exactly was met, for the end of the message.
+    """
+    line = FEATURES[feature]
+    reason = line.reason(strategy.name, backend)
+    if reason is not RUNS:
+        raise UnsupportedError(
+            f"strategy={strategy.name!r} on the {backend} backend does not support "
+            f"{line.title}: {reason}. {line.change} Received: {received or line.title}"
+        )
+
+
+def as_markdown():
+    """The table of the docs."""
+    columns = [(s, b) for s in STRATEGIES for b in BACKENDS]
+    head = "| feature | " + " | ".join(f"{s}, {b}" for s, b in columns) + " |"
+    rows = [head, "|" + "---|" * (len(columns) + 1)]
+    for line in FEATURES.values():
+        cells = [
+            "runs" if line.reason(*column) is RUNS else f"refused: {line.reason(*column)}"
+            for column in columns
+        ]
+        rows.append(f"| {line.title} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(as_markdown())

@@ -1,0 +1,98 @@
+"""Which features of the capability table a model asks for.
+
+Reads the model; decides nothing. Each function yields pairs of a feature's name
+and what exactly was met.
+"""
+
+import inspect
+
+from keras import tree
+
+from parallel_keras import keras_internals
+
+_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
+_MAKERS = ("make_train_function", "make_test_function", "make_predict_function")
+_REDUCTIONS = {
+    "sum": "loss_sum",
+    "mean_with_sample_weight": "loss_mean_with_sample_weight",
+    "none": "loss_none",
+    None: "loss_none",
+}
+
+
+def is_keras(thing):
+    """Whether a class, a function or an object comes from Keras itself."""
+    if inspect.isfunction(thing) or inspect.isclass(thing) or inspect.isbuiltin(thing):
+        module = getattr(thing, "__module__", None) or ""
+    else:
+        module = type(thing).__module__ or ""
+    return module == "keras" or module.startswith(("keras.", "parallel_keras."))
+
+
+def of_model(model):
+    """Features of the model's class, layers and variables."""
+    for name in _STEPS:
+        if name in vars(model) or not is_keras(_owner(type(model), name)):
+            yield name, f"{type(model).__name__}.{name}"
+    for name in _MAKERS:
+        if not is_keras(_owner(type(model), name)):
+            yield "own_train_function", f"{type(model).__name__}.{name}"
+    for layer in keras_internals.flatten_layers(model):
+        yield from _of_layer(layer)
+    for variable in model.variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            yield "overwrite_with_gradient", f"variable {variable.path}"
+
+
+def of_compile(model):
+    """Features of what `compile` was given."""
+    if not model.compiled:
+        return
+    for loss in user_losses(model):
+        reduction = getattr(loss, "reduction", "sum_over_batch_size")
+        if reduction in _REDUCTIONS:
+            yield _REDUCTIONS[reduction], f"loss={loss!r} with reduction={reduction!r}"
+    if model.steps_per_execution > 1:
+        yield "steps_per_execution", f"steps_per_execution={model.steps_per_execution}"
+    if model.jit_compile:
+        yield "jit_compile", f"jit_compile={model.jit_compile}"
+    if model.run_eagerly:
+        yield "run_eagerly", f"run_eagerly={model.run_eagerly}"
+
+
+def user_losses(model):
+    """The losses that `compile` was given, flat, as they were given."""
+    if model.loss is None:
+        return []
+    return [loss for loss in tree.flatten(model.loss) if loss is not None]
+
+
+def _of_layer(layer):
+    kinds = {base.__name__ for base in type(layer).__mro__}
+    if "TorchModuleWrapper" in kinds:
+        yield "torch_module", f"layer {layer.name} ({type(layer).__name__})"
+    if "BatchNormalization" in kinds and getattr(layer, "synchronized", False) and layer.renorm:
+        yield "synchronized_batch_norm", f"layer {layer.name} with renorm=True"
+    for attribute, value in vars(layer).items():
+        if keras_internals.is_raw_tf_variable(value):
+            yield "raw_variable", f"layer {layer.name}, attribute {attribute}"
+
+
+def _owner(cls, name):
+    """The class that defines a method."""
+    for base in cls.__mro__:
+        if name in vars(base):
+            return base
+    return cls
+
+
+def has_user_layers(model):
+    """Whether some layer's `call` is not Keras's own."""
+    return any(not is_keras(type(layer).call) for layer in keras_internals.flatten_layers(model))
+
+
+def has_user_code(model):
+    """Whether a model runs functions that are not Keras's own."""
+    if has_user_layers(model) or any("Lambda" in type(x).__name__ for x in model.layers):
+        return True
+    return any(not (isinstance(loss, str) or is_keras(loss)) for loss in user_losses(model))

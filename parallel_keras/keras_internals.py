@@ -1,0 +1,180 @@
+"""Every private Keras name that the package touches, in one place.
+
+Each one carries the Keras version that it was read from. When Keras moves, this
+is the file to look at.
+"""
+
+import contextlib
+
+import keras
+from keras.src.backend.common import masking
+from keras.src.models import model as keras_model
+from keras.src.models.functional import Functional
+
+# Read from Keras 3.15.1: the makers that fit, evaluate and predict call on the
+# instance, and what else `model.py` puts into the instance's __dict__. None of
+# these may travel to a worker or into a file.
+INSTANCE_OVERRIDES = (
+    "_parallel_keras",
+    "strategy",
+    "set_strategy",
+    "compile",
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+    "make_train_function",
+    "make_test_function",
+    "make_predict_function",
+    "_resolve_auto_jit_compile",
+)
+
+
+def flatten_layers(model, include_self=True):
+    """A model and all its layers, nested ones too. Layer._flatten_layers, 3.15.1."""
+    return list(model._flatten_layers(include_self=include_self, recursive=True))
+
+
+def is_raw_tf_variable(value):
+    """Whether a value is a `tf.Variable` and no `keras.Variable`, without loading TensorFlow."""
+    if not hasattr(value, "assign") or isinstance(value, keras.Variable):
+        return False
+    return any(
+        base.__module__.startswith("tensorflow.") and base.__name__ in ("Variable", "BaseResourceVariable")
+        for base in type(value).__mro__
+    )
+
+
+def is_functional_call(args, kwargs):
+    """Whether Model(...) was called as `Model(inputs, outputs)`. models/model.py, 3.15.1."""
+    return keras_model.functional_init_arguments(args, kwargs)
+
+
+def inject_functional_into(cls, stop, twin):
+    """Give a Model subclass that was called as `Cls(inputs, outputs)` a functional base.
+
+    What `inject_functional_model_class` of models/model.py (3.15.1) does, but a
+    base `stop` is replaced by `twin` instead of being changed itself: Keras's own
+    function would change `stop` for every other class of the process.
+    """
+    if cls is stop:
+        return twin
+    if cls is keras.Model:
+        return Functional
+    if cls is object:
+        return object
+    if not issubclass(cls, keras.Model) or issubclass(cls, Functional):
+        return cls
+    cls.__bases__ = tuple(inject_functional_into(base, stop, twin) for base in cls.__bases__)
+    # As in Keras: triggers any class swapping of __new__ for the changed class.
+    cls.__new__(cls)
+    return cls
+
+
+def flat_losses(compile_loss):
+    """The built losses as (path, loss, weight, name). compile_utils.py, 3.15.1."""
+    return list(compile_loss._flat_losses or [])
+
+
+def compile_metrics_of(model):
+    """The container of the metrics that `compile` was given, or None. trainer.py, 3.15.1."""
+    return model._compile_metrics
+
+
+def compile_loss_of(model):
+    """The container of the losses that `compile` was given, or None. trainer.py, 3.15.1."""
+    return model._compile_loss
+
+
+def keras_mask(tensor):
+    """The mask that Keras carries along with a tensor, or None. backend/common/masking.py."""
+    return masking.get_keras_mask(tensor)
+
+
+def tf_distribute_strategy(model):
+    """The tf.distribute strategy that a model was made under, or None. trainer.py, 3.15.1."""
+    return getattr(model, "_distribute_strategy", None)
+
+
+def own_state(layer):
+    """A layer's own non-trainable variables, without those of its sublayers. layer.py, 3.15.1."""
+    seeds = {id(generator.state) for generator in layer._seed_generators}
+    return [v for v in layer._non_trainable_variables if id(v) not in seeds]
+
+
+def seed_generators(layer):
+    """A layer's own seed generators. layer.py, 3.15.1."""
+    return list(layer._seed_generators)
+
+
+def clear_losses(model):
+    """Forget the losses that the last call of a model added. layer.py, 3.15.1."""
+    model._clear_losses()
+
+
+def call_has_training(model):
+    """Whether a model's `call` takes `training=`. layer.py, 3.15.1."""
+    return model._call_has_training_arg
+
+
+def no_gradient():
+    """A scope in which the backend records no gradients."""
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return torch.no_grad()
+    return contextlib.nullcontext()
+
+
+def compute_loss(model, x, y, y_pred, sample_weight, training):
+    """A model's loss by Keras's own rule, regularizers included. trainer.py, 3.15.1."""
+    return model._compute_loss(
+        x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+    )
+
+
+def loss_tracker(model):
+    """The metric behind the logs' "loss". trainer.py, 3.15.1."""
+    return model._loss_tracker
+
+
+def raw_iterations(optimizer):
+    """The count of calls of `apply`, whatever accumulates. base_optimizer.py, 3.15.1."""
+    return optimizer._iterations.value
+
+
+def accumulated_gradients(optimizer):
+    """The variables of gradient accumulation, `None` among them. base_optimizer.py, 3.15.1."""
+    return list(getattr(optimizer, "_accumulated_gradients", ()))
+
+
+def optimizer_index(optimizer, variable):
+    """The place of a trainable variable in an optimizer's slots. base_optimizer.py, 3.15.1."""
+    return optimizer._get_variable_index(variable)
+
+
+# The streams of two ranks start this far apart in the first word of the seed.
+_SEED_STRIDE = 0x9E3779B1
+
+
+def offset_seed(state, rank):
+    """Move a seed generator's state (seed, counter) to another stream. seed_generator.py, 3.15.1."""
+    import numpy as np
+
+    seed, counter = (int(word) for word in keras.ops.convert_to_numpy(state.value))
+    moved = (seed + rank * _SEED_STRIDE) % 2**31
+    state.assign(np.array([moved, counter], dtype="int64"))
+
+
+def offset_global_seed(rank):
+    """Move the stream of random draws that name no seed. seed_generator.py, 3.15.1."""
+    from keras.src.random.seed_generator import global_seed_generator
+
+    offset_seed(global_seed_generator().state, rank)
+
+
+def unpack(data):
+    """A batch as `(x, y, sample_weight)`, by Keras's own rule."""
+    return keras.utils.unpack_x_y_sample_weight(data)

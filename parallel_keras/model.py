@@ -1,0 +1,374 @@
+"""A Keras model with a strategy: `parallelize`, `ParallelModel`, `load_model`.
+
+A parallel model is the user's own model. What differs from plain Keras is put
+into the instance's `__dict__`: the three makers of step functions, `compile`
+(which takes `strategy=` off), and thin wraps of fit, evaluate, predict and the
+on_batch methods that open a session. The class is never touched, so saving,
+loading, registered names, cloning and pickling see a plain Keras model.
+"""
+
+import contextlib
+import functools
+import inspect
+import os
+
+import keras
+from keras import tree
+from keras.src.models.functional import Functional
+
+from parallel_keras import backends, batch, capabilities, features, keras_internals
+from parallel_keras import devices as device_names
+from parallel_keras.backends.lowering import KINDS, SingleLowering
+from parallel_keras.errors import UnsupportedError
+from parallel_keras.log import say
+from parallel_keras.strategies import SingleDevice, parse
+
+_UNSET = object()
+_STATE = "_parallel_keras"
+_RUNS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+
+
+def parallelize(model, strategy=None):
+    """Give a Keras model a strategy, in place.
+
+    The model stays the same object of the same class with the same layers,
+    weights and references; a compiled model stays compiled.
+
+    Args:
+        model: A `keras.Model`: Sequential, Functional or subclassed, built or
+            not, compiled or not.
+        strategy: `None`, a string such as `"data"`, or a strategy such as
+            `pk.DataParallel(2)`. Defaults to `None`, a single device.
+
+    Returns:
+        `model` itself. It now has `model.strategy`, `model.set_strategy(...)`
+        and `model.compile(..., strategy=...)`.
+
+    Raises:
+        ValueError: If `model` is no Keras model, or `strategy` is none of
+            these, or asks for devices that are not there.
+        UnsupportedError: If the strategy is known but not supported yet, or
+            the model was made inside another library's strategy.
+
+    Example:
+
+    >>> import keras, parallel_keras as pk
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> pk.parallelize(model, "data") is model
+    True
+    """
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            "parallelize takes a keras.Model (Sequential, Functional or subclassed). "
+            f"Received: {model!r} of type {type(model).__name__}"
+        )
+    state = vars(model).get(_STATE)
+    if state is None:
+        state = _State(model)
+        state.install()
+    state.set_strategy(strategy)
+    return model
+
+
+class ParallelModel(keras.Model):
+    """A `keras.Model` that takes `strategy=` in `compile`.
+
+    `ParallelModel(inputs, outputs)` gives what `keras.Model(inputs, outputs)`
+    gives, parallelized. Subclass it as you would subclass `keras.Model`.
+
+    Args:
+        inputs: Input tensors, as for `keras.Model`.
+        outputs: Output tensors, as for `keras.Model`.
+
+    Example:
+
+    >>> import keras, parallel_keras as pk
+    >>> x = keras.Input((4,))
+    >>> model = pk.ParallelModel(x, keras.layers.Dense(1)(x))
+    >>> model.compile("sgd", "mse", strategy="data")
+    >>> model.strategy
+    DataParallel(devices=None)
+    """
+
+    def __new__(cls, *args, **kwargs):
+        if cls is ParallelModel and keras_internals.is_functional_call(args, kwargs):
+            # Not an instance of this class: files name a plain Keras model.
+            return parallelize(keras.Model(*args, **kwargs))
+        return super().__new__(cls)
+
+    def __init__(self, *args, **kwargs):
+        if keras_internals.is_functional_call(args, kwargs):
+            keras_internals.inject_functional_into(
+                type(self), stop=ParallelModel, twin=_FunctionalParallelModel
+            )
+            Functional.__init__(self, *args, **kwargs)
+        else:
+            keras.Model.__init__(self, *args, **kwargs)
+        parallelize(self)
+
+
+class _FunctionalParallelModel(ParallelModel, Functional):
+    """Base of a ParallelModel subclass that was called as `Cls(inputs, outputs)`.
+
+    Keras would put its functional class into the bases of `ParallelModel`
+    itself, which breaks every later subclass of it.
+    """
+
+
+def load_model(filepath, strategy=None, custom_objects=None, compile=True, safe_mode=True):
+    """Load a model from a stock Keras file and give it a strategy.
+
+    Args:
+        filepath: String or path, a `.keras` file, whichever strategy, device
+            count or backend it was saved under.
+        strategy: As in `parallelize`. Defaults to `None`.
+        custom_objects: As in `keras.models.load_model`.
+        compile: Bool. Whether to compile the model as it was saved, with its
+            optimizer's state. Defaults to `True`.
+        safe_mode: As in `keras.models.load_model`.
+
+    Returns:
+        A Keras model, parallelized.
+
+    Raises:
+        ValueError: As `keras.models.load_model` and `parallelize`.
+
+    Example:
+
+    >>> import keras, parallel_keras as pk, tempfile, os
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> path = os.path.join(tempfile.mkdtemp(), "model.keras")
+    >>> model.save(path)
+    >>> pk.load_model(path, strategy="data").strategy
+    DataParallel(devices=None)
+    """
+    model = keras.models.load_model(
+        filepath, custom_objects=custom_objects, compile=compile, safe_mode=safe_mode
+    )
+    return parallelize(model, strategy)
+
+
+class _State:
+    """What the package knows of one model. Lives in the instance's `__dict__`."""
+
+    def __init__(self, model):
+        self.model = model
+        self.strategy = SingleDevice()
+        self.lowering = SingleLowering(model, self.strategy)
+        self.depth = 0
+        self.announced = False
+
+    # ---- the instance's overrides ----
+
+    def install(self):
+        members = vars(self.model)
+        members[_STATE] = self
+        members["strategy"] = self.strategy
+        members["set_strategy"] = self._as_method(self.set_strategy, _set_strategy)
+        members["compile"] = self._compile()
+        members["_resolve_auto_jit_compile"] = self._resolve_auto_jit_compile
+        for kind in KINDS:
+            members[f"make_{kind}_function"] = functools.partial(self._make_function, kind)
+        for name in _RUNS:
+            members[name] = self._run(name)
+
+    def _compile(self):
+        stock = type(self.model).compile
+
+        @functools.wraps(stock)
+        def compile(*args, strategy=_UNSET, **kwargs):
+            # Parsed first: a wrong strategy leaves the model as it was.
+            chosen = self.strategy if strategy is _UNSET else parse(strategy)
+            chosen.devices  # noqa: B018  raises where a device is not there
+            with self._choosing(chosen):
+                type(self.model).compile(self.model, *args, **kwargs)
+            self.set_strategy(chosen)
+            self._check_features()
+
+        return self._as_method(compile, stock)
+
+    def _run(self, name):
+        stock = getattr(type(self.model), name)
+
+        @functools.wraps(stock)
+        def run(*args, **kwargs):
+            method = getattr(type(self.model), name)
+            with self._session(name, method, args, kwargs):
+                return method(self.model, *args, **kwargs)
+
+        return self._as_method(run, stock)
+
+    @staticmethod
+    def _as_method(function, stock):
+        """Show the signature that the bound method of the class would show."""
+
+        @functools.wraps(stock)
+        def method(*args, **kwargs):
+            return function(*args, **kwargs)
+
+        parameters = list(inspect.signature(stock).parameters.values())[1:]
+        method.__signature__ = inspect.Signature(parameters)
+        return method
+
+    # ---- the strategy ----
+
+    def set_strategy(self, strategy):
+        chosen = parse(strategy)
+        if chosen == self.strategy:
+            return
+        chosen.devices  # noqa: B018  raises where a device is not there
+        if chosen.name != "single":
+            _refuse_foreign(self.model, chosen)
+        self.lowering.detach()
+        self.strategy = vars(self.model)["strategy"] = chosen
+        self.lowering = _lower(self.model, chosen)
+        self.announced = False
+        for kind in KINDS:
+            if getattr(self.model, f"{kind}_function") is not None:
+                setattr(self.model, f"{kind}_function", None)
+                if self.depth:
+                    # A callback changed the strategy in mid-fit.
+                    self._make_function(kind)
+
+    @contextlib.contextmanager
+    def _choosing(self, chosen):
+        """`compile` runs with the new strategy in place, and is undone if it fails."""
+        self.choosing = chosen
+        try:
+            yield
+        finally:
+            del self.choosing
+
+    def _resolve_auto_jit_compile(self):
+        # Keras turns XLA on where there is a GPU and no tf.distribute
+        # strategy that it knows of: ours it does not know.
+        strategy = getattr(self, "choosing", self.strategy)
+        if strategy.name == "single":
+            return type(self.model)._resolve_auto_jit_compile(self.model)
+        return False
+
+    # ---- the three functions ----
+
+    def _make_function(self, kind, force=False):
+        name = f"{kind}_function"
+        if getattr(self.model, name) is not None and not force:
+            return getattr(self.model, name)
+        self._prepare()
+        setattr(self.model, name, self.lowering.make_function(kind))
+        return None
+
+    def _prepare(self):
+        if vars(self.model).get("strategy") is not self.strategy:
+            raise ValueError(
+                "`model.strategy` can be read, not set: call model.set_strategy(...) or "
+                "model.compile(..., strategy=...). Received: "
+                f"model.strategy={vars(self.model).get('strategy')!r}"
+            )
+        self._check_features()
+        if self.strategy.name != "single":
+            _refuse_foreign(self.model, self.strategy)
+        self.lowering.attach()
+
+    def _check_features(self):
+        if isinstance(self.lowering, SingleLowering):
+            return
+        for feature, received in (
+            *features.of_model(self.model),
+            *features.of_compile(self.model),
+        ):
+            capabilities.check(feature, self.strategy, backends.name(), received)
+
+    # ---- sessions ----
+
+    @contextlib.contextmanager
+    def _session(self, name, method, args, kwargs):
+        if self.depth:  # evaluate inside fit
+            yield
+            return
+        self._prepare()
+        self.depth += 1
+        try:
+            if name == "fit" and not self.announced:
+                self._announce(method, args, kwargs)
+            with self.lowering.session():
+                yield
+        finally:
+            self.depth -= 1
+
+    def _announce(self, method, args, kwargs):
+        if self.strategy.name == "single":
+            return
+        try:
+            bound = inspect.signature(method).bind(self.model, *args, **kwargs).arguments
+        except TypeError:
+            return  # the call itself will say what is wrong
+        if bound.get("verbose", "auto") in (0, False, "0"):
+            return
+        self.announced = True
+        names = self.strategy.devices
+        text = f"{self.strategy!r} on {', '.join(names)}"
+        if device_names.is_simulated(names):
+            text += " (parts of one CPU, which simulate devices)"
+        rows = _rows_of_a_batch(bound.get("x"), bound.get("batch_size"))
+        if rows:
+            text += f": {batch.describe(rows, len(names))}"
+        else:
+            text += f": the rows of each batch are split over {len(names)} replicas"
+        say(text)
+
+
+def _set_strategy(self, strategy):
+    """Change the strategy, at any time, and nothing else.
+
+    Weights, optimizer state, iterations, loss scale and metrics stay, and
+    references such as `layer.kernel` stay valid.
+
+    Args:
+        strategy: As in `parallelize`.
+    """
+
+
+def _lower(model, strategy):
+    if strategy.lowering == "single":
+        return SingleLowering(model, strategy)
+    if strategy.devices == (backends.current().devices.available()[0],):
+        # One replica on the default device is plain Keras.
+        return SingleLowering(model, strategy)
+    return backends.room(strategy.lowering).Lowering(model, strategy)
+
+
+def _refuse_foreign(model, strategy):
+    """Refuse what another launcher or strategy has set up already."""
+    if keras_internals.tf_distribute_strategy(model) is not None:
+        raise UnsupportedError(
+            "The model was made inside a tf.distribute strategy's scope. Make it outside of "
+            f"`with strategy.scope():`; parallel_keras places its variables itself. Received: "
+            f"strategy={strategy!r}"
+        )
+    if keras.distribution.distribution() is not None:
+        raise UnsupportedError(
+            "A keras.distribution is set, which would lay the variables out a second time. "
+            "Call keras.distribution.set_distribution(None) before the model is made. "
+            f"Received: strategy={strategy!r}"
+        )
+    launched = [name for name in ("TF_CONFIG", "TORCHELASTIC_RUN_ID") if os.environ.get(name)]
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        launched.append("RANK and WORLD_SIZE")
+    if launched:
+        raise UnsupportedError(
+            "Several processes that call fit() themselves (torchrun, TF_CONFIG) are not "
+            f"supported yet: start one process, it uses all devices. Received: {launched[0]} "
+            "in the environment"
+        )
+
+
+def _rows_of_a_batch(x, batch_size):
+    """The rows of fit's global batches, or None where it cannot be told beforehand."""
+    spec = getattr(x, "element_spec", None)
+    if spec is not None:  # tf.data
+        shape = getattr(tree.flatten(spec)[0], "shape", None)
+        return shape[0] if shape is not None and shape.rank else None
+    if hasattr(x, "dataset") and hasattr(x, "batch_size"):  # torch DataLoader
+        return x.batch_size
+    leaves = [leaf for leaf in tree.flatten(x) if getattr(leaf, "shape", ())]
+    return min(batch_size or 32, leaves[0].shape[0]) if leaves else None

@@ -1,0 +1,268 @@
+"""Does what the user wrote add up over the rows? Asked of the first batch.
+
+Keras's own losses and metrics are known to. For a loss, a metric or a layer of
+the user's own there is one way to know: compute it on some rows at once and on
+two uneven parts of them, and compare the first with the combination of the
+others. What does not hold is refused by name, before any weight changes.
+
+Everything runs under a `keras.StatelessScope`: no variable is touched.
+"""
+
+import keras
+import numpy as np
+from keras import ops, tree
+
+from parallel_keras import backends, batch, capabilities, features, keras_internals
+
+# Rows are cut as 4 + 3: uneven, so that a mean of means shows.
+MAX_ROWS = 7
+_TOLERANCE = {"float16": 2e-2, "bfloat16": 5e-2}
+# Keras's own losses that reduce over the batch unless told otherwise.
+_BATCH_LOSSES = ("Circle", "Dice", "Tversky", "dice", "tversky", "circle")
+
+
+def needs_probe(model):
+    """Whether a model has a loss, metric or layer that is not known to add up."""
+    return bool(_unknown_losses(model) or _unknown_metrics(model) or _unknown_layers(model))
+
+
+def is_enough(rows):
+    """Whether a batch has the rows that a probe needs."""
+    return rows >= 2
+
+
+def probe(model, strategy, x, y=None, sample_weight=None):
+    """Compare the whole of the first rows with the combination of two parts.
+
+    Args:
+        model: A built, compiled Keras model.
+        strategy: The `Strategy`, for messages.
+        x, y, sample_weight: The first batch, as backend tensors.
+
+    Returns:
+        A dict from the `id` of a metric's variable to `"mean"`: the variables
+        whose change has to be weighted with the replica's share. All others
+        are summed.
+
+    Raises:
+        UnsupportedError: If something does not add up.
+    """
+    rows = min(MAX_ROWS, int(next(leaf for leaf in tree.flatten(x) if leaf is not None).shape[0]))
+    data = _take((x, y, sample_weight), slice(0, rows))
+    parts = batch.row_slices(rows, 2)
+    shares = batch.shares(rows, 2)
+
+    def refuse(feature, received):
+        capabilities.check(feature, strategy, backends.name(), received)
+
+    y_pred = _probe_forward(model, data, parts, shares, refuse)
+    if model.compiled and y is not None:
+        _probe_losses(model, data, y_pred, parts, shares, refuse)
+        return _probe_metrics(model, data, y_pred, parts, shares, refuse)
+    return {}
+
+
+# ---- what is not known ------------------------------------------------------
+
+
+def _unknown_losses(model):
+    return [loss for loss in features.user_losses(model) if not _is_known_loss(loss)]
+
+
+def _is_known_loss(loss):
+    if isinstance(loss, str):
+        loss = keras.losses.get(loss)
+    function = getattr(loss, "fn", loss)
+    names = {type(loss).__name__, getattr(function, "__name__", "")}
+    return features.is_keras(loss) and features.is_keras(function) and not names & {*_BATCH_LOSSES}
+
+
+def _unknown_metrics(model):
+    container = keras_internals.compile_metrics_of(model) if model.compiled else None
+    metrics = container.metrics if container is not None else []
+    return [metric for metric in metrics if not _is_known_metric(metric)]
+
+
+def _is_known_metric(metric):
+    function = getattr(metric, "_fn", None)
+    if function is None:
+        return features.is_keras(metric)
+    # A Keras metric class around a function: a loss object as a metric has
+    # reduced over its rows already, so only plain Keras functions are known.
+    known = features.is_keras(function) and hasattr(function, "__code__")
+    return features.is_keras(metric) and known and function.__name__ not in _BATCH_LOSSES
+
+
+def _unknown_layers(model):
+    return [
+        layer
+        for layer in keras_internals.flatten_layers(model)
+        if not features.is_keras(type(layer)) or not features.is_keras(type(layer).call)
+    ]
+
+
+# ---- losses and state of the forward pass -----------------------------------
+
+
+def _probe_forward(model, data, parts, shares, refuse):
+    """Run the model; compare `add_loss` terms, layer state and layer metrics."""
+    layers = _unknown_layers(model)
+    # A random draw differs between the whole and the parts, which says
+    # nothing: such a model is compared with its random layers at rest.
+    training = not any(_is_random(layer) for layer in keras_internals.flatten_layers(model))
+    whole, y_pred = _forward(model, data, layers, training)
+    if not layers:
+        return y_pred
+    pieces = [_forward(model, _take(data, part), layers, training)[0] for part in parts]
+    if not _close(whole.losses, _mean([p.losses for p in pieces], shares)):
+        names = ", ".join(sorted({type(layer).__name__ for layer in layers}))
+        refuse(
+            "batch_loss",
+            f"add_loss or activity losses in {names}: {float(whole.losses)} on {sum_rows(parts)} "
+            f"rows, {float(_mean([p.losses for p in pieces], shares))} from its parts",
+        )
+    for key, (label, value) in whole.state.items():
+        values = [piece.state[key][1] for piece in pieces if key in piece.state]
+        if len(values) < len(pieces) or not _close(value, _mean(values, shares)):
+            refuse("batch_state", f"variable {label}")
+    return y_pred
+
+
+def sum_rows(parts):
+    """The number of rows in a list of slices."""
+    return parts[-1].stop
+
+
+class _Outcome:
+    """What one forward pass left behind: the sum of losses, and new states."""
+
+    def __init__(self, losses, state):
+        self.losses = losses
+        self.state = state
+
+
+def _forward(model, data, layers, training):
+    x = data[0]
+    with keras.StatelessScope() as scope:
+        with keras_internals.no_gradient():
+            y_pred = model(x, training=training) if _takes_training(model) else model(x)
+            losses = sum((np.sum(_numpy(loss)) for loss in model.losses), 0.0)
+        state = {}
+        metric_ids = {id(v) for metric in model.metrics for v in metric.variables}
+        for layer in layers:
+            for variable in keras_internals.own_state(layer):
+                value = scope.get_current_value(variable)
+                if value is not None and id(variable) not in metric_ids:
+                    state[id(variable)] = (variable.path, _numpy(value))
+    keras_internals.clear_losses(model)
+    return _Outcome(losses, state), y_pred
+
+
+def _takes_training(model):
+    return keras_internals.call_has_training(model)
+
+
+def _is_random(layer):
+    return bool(keras_internals.seed_generators(layer))
+
+
+# ---- compiled losses --------------------------------------------------------
+
+
+def _probe_losses(model, data, y_pred, parts, shares, refuse):
+    unknown = _unknown_losses(model)
+    if not unknown:
+        return
+    # Twice: with the predictions, and with those of the neighbouring row, so
+    # that a coincidence at the start of training does not pass.
+    for predictions in (y_pred, tree.map_structure(lambda t: ops.roll(t, 1, axis=0), y_pred)):
+        whole = _loss(model, data, predictions)
+        pieces = [_loss(model, _take(data, part), _take(predictions, part)) for part in parts]
+        if not _close(whole, _mean(pieces, shares)):
+            names = ", ".join(_name(loss) for loss in unknown)
+            refuse(
+                "batch_loss",
+                f"loss={names}: {float(whole):.6g} on {sum_rows(parts)} rows, "
+                f"{float(_mean(pieces, shares)):.6g} from its parts",
+            )
+
+
+def _loss(model, data, y_pred):
+    _, y, sample_weight = data
+    with keras.StatelessScope(), keras_internals.no_gradient():
+        return _numpy(keras_internals.compile_loss_of(model)(y, y_pred, sample_weight))
+
+
+# ---- metrics ----------------------------------------------------------------
+
+
+def _probe_metrics(model, data, y_pred, parts, shares, refuse):
+    """Find for each metric whether its state is summed or averaged by rows."""
+    unknown = _unknown_metrics(model)
+    if not unknown:
+        return {}
+    rules = {}
+    whole, again = _metric_states(model, data, y_pred, unknown, updates=2)
+    pieces = [
+        _metric_states(model, _take(data, part), _take(y_pred, part), unknown, updates=1)[0]
+        for part in parts
+    ]
+    for metric in unknown:
+        keys = [id(variable) for variable in metric.variables]
+        if not all(_close(again[key], whole[key]) for key in keys):
+            refuse("batch_metric", f"metric {metric.name}: its change depends on earlier batches")
+        if all(_close(whole[key], sum(piece[key] for piece in pieces)) for key in keys):
+            continue
+        if all(_close(whole[key], _mean([p[key] for p in pieces], shares)) for key in keys):
+            rules.update(dict.fromkeys(keys, "mean"))
+            continue
+        refuse("batch_metric", f"metric {metric.name} ({type(metric).__name__})")
+    return rules
+
+
+def _metric_states(model, data, y_pred, metrics, updates):
+    """The change of each state variable by each of some equal updates."""
+    _, y, sample_weight = data
+    container = keras_internals.compile_metrics_of(model)
+    with keras.StatelessScope() as scope, keras_internals.no_gradient():
+        for metric in metrics:
+            metric.reset_state()
+        variables = [v for metric in metrics for v in metric.variables]
+        states = [{id(v): _numpy(scope.get_current_value(v)) for v in variables}]
+        for _ in range(updates):
+            container.update_state(y, y_pred, sample_weight)
+            states.append({id(v): _numpy(scope.get_current_value(v)) for v in variables})
+    return [
+        {key: after[key] - before[key] for key in after}
+        for before, after in zip(states, states[1:], strict=False)
+    ]
+
+
+# ---- small things -----------------------------------------------------------
+
+
+def _take(structure, rows):
+    return tree.map_structure(lambda leaf: None if leaf is None else leaf[rows], structure)
+
+
+def _mean(values, shares):
+    return sum(share * value for share, value in zip(shares, values, strict=True))
+
+
+def _numpy(value):
+    return np.asarray(ops.convert_to_numpy(ops.cast(value, "float64")))
+
+
+def _close(value, other):
+    tolerance = _TOLERANCE.get(keras.config.floatx(), 1e-4)
+    for policy in ("float16", "bfloat16"):
+        if policy in keras.config.dtype_policy().name:
+            tolerance = _TOLERANCE[policy]
+    scale = np.maximum(np.abs(value), np.abs(other))
+    with np.errstate(invalid="ignore"):
+        close = np.abs(value - other) <= tolerance * scale + 1e-6
+    return bool(np.all(close | (value == other) | (np.isnan(value) & np.isnan(other))))
+
+
+def _name(thing):
+    return getattr(thing, "name", None) or getattr(thing, "__name__", None) or repr(thing)

@@ -1,0 +1,48 @@
+"""What all tests share: the package comes first, and `--long` runs the whole grid."""
+
+import os
+
+import pytest
+
+# A test run is for one backend. Without one, only the tests that need no
+# framework are collected (see the conftest of each room).
+BACKEND = os.environ.get("KERAS_BACKEND")
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+if BACKEND:
+    # Before anything starts TensorFlow, which fixes the number of CPU devices.
+    import parallel_keras  # noqa: F401
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--long",
+        action="store_true",
+        help="also run what only `make test-all` runs: every case at 1, 2, 3 and 4 replicas",
+    )
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "long: only `make test-all` (`pytest --long`) runs it")
+    config.addinivalue_line("markers", "backend(name): runs on this Keras backend only")
+
+
+def pytest_collection_modifyitems(config, items):
+    kept, dropped = [], []
+    for item in items:
+        backends = [mark.args[0] for mark in item.iter_markers("backend")]
+        wrong_backend = backends and BACKEND not in backends
+        too_long = item.get_closest_marker("long") and not (
+            config.getoption("--long") or "long" in config.option.markexpr
+        )
+        (dropped if wrong_backend or too_long else kept).append(item)
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+@pytest.fixture(scope="session")
+def backend():
+    """The name of the Keras backend of this run."""
+    return BACKEND

@@ -1,0 +1,61 @@
+"""How models are made, and kinds of layers."""
+
+import models
+import rows
+from cases import adam, case, compiled, sgd
+
+LONG = {"quick": ()}
+
+# A bias before BatchNormalization, and the bias of attention's keys, do not
+# change the output: their gradient is zero in exact arithmetic and what they
+# get is rounding, which Adam blows up to its full rate.
+CONV_BIAS = {r"/conv/bias$": "a bias before BatchNormalization"}
+KEY_BIAS = {r"/attention/key/bias$": "the bias of attention's keys"}
+
+
+def two_outputs(name, model, **rest):
+    return case(
+        name,
+        model,
+        rows.two_outputs,
+        compiled(
+            loss={"label": "sparse_categorical_crossentropy", "amount": None},
+            metrics={"label": ["accuracy"]},
+        ),
+        **rest,
+    )
+
+
+CASES = [
+    case("sequential", models.sequential),
+    case("sequential_unbuilt", models.sequential_unbuilt, quick=(2, 3)),
+    case("subclassed", models.Subclassed, compile=compiled(adam), quick=(2, 3)),
+    case("subclass_called_functional", models.subfunctional),
+    case("nested", models.nested),
+    case("shared", models.shared),
+    case("frozen", models.frozen, compile=compiled(adam)),
+    case("unreached_layer", models.unreached),
+    two_outputs("unreached_output", models.unreached_output, quick=(2, 3)),
+    case("inputs_dict", models.two_inputs_dict, rows.two_inputs_dict),
+    case("inputs_tuple", models.two_inputs_tuple, rows.two_inputs_tuple),
+    case("embedding_sgd", models.embedding, rows.tokens),
+    case("embedding_adam", models.embedding, rows.tokens, compiled(adam)),
+    case("cnn", models.cnn, rows.images),
+    case("lstm", models.lstm, rows.series),
+    case("gru_bidirectional", models.gru, rows.series, **LONG),
+    case("transformer_sgd", models.transformer, rows.tokens, compiled(sgd)),
+    case("transformer_adam", models.transformer, rows.tokens, compiled(adam), loose=KEY_BIAS),
+    case("transformer_large_epsilon", models.transformer, rows.tokens,
+         compiled(lambda: adam(1e-3)), **LONG),
+    case("normalizers", models.normalizers, rows.images, **LONG),
+    case("batch_norm_synchronized", models.synchronized_cnn, rows.images, compiled(sgd)),
+    case("batch_norm_synchronized_adam", models.synchronized_cnn, rows.images,
+         compiled(adam), loose=CONV_BIAS, **LONG),
+    case("batch_norm_synchronized_large_epsilon", models.synchronized_cnn, rows.images,
+         compiled(lambda: adam(1e-3)), **LONG),
+    case("mobilenet", models.mobilenet, lambda: rows.images(13, 32, 3),
+         fit={"batch_size": 6, "epochs": 1}),
+    case("adapted_normalization", models.adapted_normalization),
+    case("layer_metric", models.layer_metric),
+    case("layer_state", models.running_mean),
+]

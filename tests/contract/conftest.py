@@ -1,0 +1,34 @@
+"""The contract tests run on one backend, and end with a table of what was measured."""
+
+import os
+
+import pytest
+
+BACKEND = os.environ.get("KERAS_BACKEND")
+
+if not BACKEND:
+    collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_terminal_summary(terminalreporter):
+    if not BACKEND:
+        terminalreporter.write_line(
+            "tests/contract was not run: it needs KERAS_BACKEND=tensorflow or torch"
+        )
+        return
+    import harness
+
+    if harness.TABLE:
+        terminalreporter.section(f"largest difference to plain Keras, {BACKEND}")
+        for line in harness.table():
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(autouse=True)
+def _plain_keras_between_tests():
+    """A test that changes the global dtype policy does not leak it."""
+    import keras
+
+    policy = keras.config.dtype_policy()
+    yield
+    keras.config.set_dtype_policy(policy)

@@ -1,0 +1,389 @@
+"""Small models, each with the one thing that a case is about."""
+
+import keras
+from keras import layers, ops
+
+
+def mlp(**dense):
+    """A functional classifier of three kinds."""
+    x = keras.Input((6,))
+    y = layers.Dense(8, activation="tanh", **dense)(x)
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def logits():
+    """The same without its softmax."""
+    x = keras.Input((6,))
+    return keras.Model(x, layers.Dense(3)(layers.Dense(8, activation="tanh")(x)))
+
+
+def regressor(outputs=1, **dense):
+    """Positive outputs, as logarithms and ratios in metrics need them."""
+    x = keras.Input((6,))
+    y = layers.Dense(8, activation="tanh", **dense)(x)
+    y = layers.Dense(outputs, activation="softplus")(y)
+    return keras.Model(x, ops.add(y, 0.5))
+
+
+def sigmoid(outputs=1):
+    """Probabilities of independent kinds."""
+    x = keras.Input((6,))
+    y = layers.Dense(8, activation="tanh")(x)
+    return keras.Model(x, layers.Dense(outputs, activation="sigmoid")(y))
+
+
+def signs():
+    """Outputs between -1 and 1."""
+    x = keras.Input((6,))
+    y = layers.Dense(8, activation="tanh")(x)
+    return keras.Model(x, layers.Dense(1, activation="tanh")(y))
+
+
+def identity():
+    """Gives back its input, times a weight of one."""
+    return keras.Sequential(
+        [keras.Input((1,)), layers.Dense(1, use_bias=False, kernel_initializer="ones")]
+    )
+
+
+# ---- how models are made ----------------------------------------------------
+
+
+def sequential():
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(8, activation="tanh"),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+
+
+def sequential_unbuilt():
+    """No Input: it is built by the first batch."""
+    return keras.Sequential(
+        [layers.Dense(8, activation="tanh"), layers.Dense(3, activation="softmax")]
+    )
+
+
+class Subclassed(keras.Model):
+    """No `get_config`, layers in a list and a dict, built by the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = [layers.Dense(8, activation="tanh"), layers.Dense(8, activation="tanh")]
+        self.heads = {"label": layers.Dense(3)}
+
+    def call(self, x, training=False):
+        for layer in self.hidden:
+            x = layer(x)
+        return ops.softmax(self.heads["label"](x))
+
+
+class Subfunctional(keras.Model):
+    """Called as `Subfunctional(inputs, outputs)`: Keras gives it a functional base."""
+
+
+def subfunctional():
+    x = keras.Input((6,))
+    y = layers.Dense(8, activation="tanh")(x)
+    return Subfunctional(x, layers.Dense(3, activation="softmax")(y))
+
+
+def nested():
+    """A model inside a model inside a model."""
+    x = keras.Input((8,))
+    inner = keras.Model(x, layers.Dense(8, activation="tanh")(x))
+    middle = keras.Sequential([inner, layers.Dense(8, activation="tanh")])
+    x = keras.Input((6,))
+    y = layers.Dense(8, activation="tanh")(x)
+    return keras.Model(x, layers.Dense(3, activation="softmax")(middle(y)))
+
+
+def shared():
+    """One layer and one model, each called twice."""
+    x = keras.Input((6,))
+    layer = layers.Dense(6, activation="tanh")
+    tower = keras.Sequential([keras.Input((6,)), layers.Dense(6, activation="tanh")])
+    y = layers.add([tower(layer(x)), tower(x)])
+    return keras.Model(x, layers.Dense(3, activation="softmax")(layer(y)))
+
+
+def frozen():
+    """The middle layer does not train."""
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(8, activation="tanh"),
+            layers.Dense(8, activation="tanh", trainable=False),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+
+
+class Unreached(layers.Layer):
+    """Has a weight, and a layer, that its output does not use."""
+
+    def build(self, shape):
+        self.spare = self.add_weight(shape=(4,), name="spare")
+        self.idle = layers.Dense(3)
+        self.idle.build(shape)
+
+    def call(self, x):
+        return x * 1.5
+
+
+def unreached():
+    x = keras.Input((6,))
+    y = Unreached()(layers.Dense(8, activation="tanh")(x))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def unreached_output():
+    """The second output has no loss, so its layers get no gradient."""
+    x = keras.Input((6,))
+    y = layers.Dense(8, activation="tanh")(x)
+    label = layers.Dense(3, activation="softmax", name="label")(y)
+    amount = layers.Dense(1, name="amount")(y)
+    return keras.Model(x, {"label": label, "amount": amount})
+
+
+# ---- losses inside models ---------------------------------------------------
+
+
+class MeanPenalty(layers.Layer):
+    """Adds the mean over the batch of a term of its output."""
+
+    def call(self, x):
+        self.add_loss(0.1 * ops.mean(ops.square(x)))
+        return x
+
+
+class RowPenalty(layers.Layer):
+    """Adds a mean over the rows, of one value each."""
+
+    def call(self, x):
+        self.add_loss(ops.mean(ops.sum(ops.abs(x), axis=-1)) * 0.05)
+        return x
+
+
+def added_losses():
+    x = keras.Input((6,))
+    y = MeanPenalty()(layers.Dense(8, activation="tanh")(x))
+    y = RowPenalty()(layers.Dense(8, activation="tanh", kernel_regularizer="l2")(y))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+class AutoEncoder(keras.Model):
+    """Trains on `add_loss` alone: no loss is compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = layers.Dense(3, activation="tanh")
+        self.decoder = layers.Dense(6)
+
+    def call(self, x):
+        y = self.decoder(self.encoder(x))
+        self.add_loss(ops.mean(ops.square(x - y)))
+        return y
+
+
+def regularized():
+    x = keras.Input((6,))
+    y = layers.Dense(
+        8,
+        activation="tanh",
+        kernel_regularizer=keras.regularizers.L1L2(0.01, 0.02),
+        bias_regularizer="l1",
+        activity_regularizer=keras.regularizers.L2(0.02),
+    )(x)
+    y = layers.ActivityRegularization(l1=0.01, l2=0.01)(y)
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+# ---- several inputs and outputs ---------------------------------------------
+
+
+def two_outputs():
+    """A dict of outputs."""
+    x = keras.Input((6,))
+    y = layers.Dense(8, activation="tanh")(x)
+    label = layers.Dense(3, activation="softmax", name="label")(y)
+    amount = layers.Dense(1, name="amount")(y)
+    return keras.Model(x, {"label": label, "amount": amount})
+
+
+def two_outputs_list():
+    x = keras.Input((6,))
+    y = layers.Dense(8, activation="tanh")(x)
+    label = layers.Dense(3, activation="softmax", name="label")(y)
+    return keras.Model(x, [label, layers.Dense(1, name="amount")(y)])
+
+
+def rounded_output():
+    """The second output takes whole values: metrics that count equal ones see both."""
+    x = keras.Input((6,))
+    y = layers.Dense(8, activation="tanh")(x)
+    kind = ops.cast(ops.greater(ops.sum(x, axis=-1, keepdims=True), 0), "float32")
+    kind = layers.Identity(name="kind")(kind)
+    label = layers.Dense(3, activation="softmax", name="label")(y)
+    return keras.Model(x, {"label": label, "kind": kind})
+
+
+def two_inputs_dict():
+    features = keras.Input((6,), name="features")
+    words = keras.Input((5,), dtype="int64", name="words")
+    y = layers.GlobalAveragePooling1D()(layers.Embedding(11, 4)(words))
+    y = layers.Concatenate()([layers.Dense(4, activation="tanh")(features), y])
+    y = layers.Dense(3, activation="softmax")(y)
+    return keras.Model({"features": features, "words": words}, y)
+
+
+def two_inputs_tuple():
+    features, series = keras.Input((6,)), keras.Input((4, 3))
+    y = layers.Concatenate()([features, layers.Flatten()(series)])
+    y = layers.Dense(8, activation="tanh")(y)
+    return keras.Model((features, series), layers.Dense(3, activation="softmax")(y))
+
+
+# ---- kinds of layers --------------------------------------------------------
+
+
+def embedding():
+    """Its gradient has rows of the words of a batch only."""
+    x = keras.Input((5,), dtype="int64")
+    y = layers.Flatten()(layers.Embedding(11, 4)(x))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def cnn(normalize=None):
+    x = keras.Input((8, 8, 2))
+    y = layers.Conv2D(4, 3, padding="same", name="conv")(x)
+    if normalize is not None:
+        y = normalize()(y)
+    y = layers.MaxPooling2D()(layers.Activation("tanh")(y))
+    y = layers.Conv2D(4, 3, activation="tanh")(y)
+    return keras.Model(x, layers.Dense(3, activation="softmax")(layers.Flatten()(y)))
+
+
+def synchronized_cnn():
+    return cnn(lambda: layers.BatchNormalization(synchronized=True))
+
+
+def normalized_cnn():
+    return cnn(layers.BatchNormalization)
+
+
+def lstm():
+    x = keras.Input((4, 3))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(layers.LSTM(5)(x)))
+
+
+def lstm_steps():
+    """An output for each step."""
+    x = keras.Input((4, 3))
+    y = layers.LSTM(5, return_sequences=True)(x)
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def steps():
+    """Logits for each step of a sequence, the first for "no label"."""
+    x = keras.Input((8, 3))
+    y = layers.Conv1D(6, 3, padding="same", activation="tanh")(x)
+    return keras.Model(x, layers.Dense(4)(y))
+
+
+def gru():
+    x = keras.Input((4, 3))
+    y = layers.Bidirectional(layers.GRU(4, return_sequences=True))(x)
+    return keras.Model(x, layers.Dense(3, activation="softmax")(layers.GRU(4)(y)))
+
+
+def transformer():
+    x = keras.Input((5,), dtype="int64")
+    y = layers.Embedding(11, 8)(x)
+    y = layers.LayerNormalization()(
+        y + layers.MultiHeadAttention(2, 4, name="attention")(y, y)
+    )
+    z = layers.Dense(8)(layers.Dense(16, activation="gelu")(y))
+    y = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(y + z))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def normalizers():
+    """Layers that normalize within a row."""
+    x = keras.Input((8, 8, 2))
+    y = layers.GroupNormalization(groups=2)(layers.Conv2D(4, 3)(x))
+    y = layers.DepthwiseConv2D(3, activation="tanh")(y)
+    y = layers.RMSNormalization()(layers.GlobalAveragePooling2D()(y))
+    y = layers.UnitNormalization()(y)
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def mobilenet():
+    """A model of keras.applications; its BatchNormalization layers are frozen."""
+    model = keras.applications.MobileNet(
+        input_shape=(32, 32, 3), alpha=0.25, weights=None, classes=3, dropout=0.0
+    )
+    for layer in model.layers:
+        if isinstance(layer, layers.BatchNormalization):
+            layer.trainable = False
+    return model
+
+
+def dropout(rate=0.5):
+    x = keras.Input((6,))
+    y = layers.Dense(8, activation="tanh")(x)
+    y = layers.Dropout(rate)(y)
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+class MeanOfInputs(layers.Layer):
+    """Reports a metric of its own from inside `call`."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = keras.metrics.Mean(name="seen")
+
+    def call(self, x):
+        self.seen.update_state(ops.sum(x, axis=-1))
+        return x
+
+
+def layer_metric():
+    x = keras.Input((6,))
+    y = layers.Dense(8, activation="tanh")(MeanOfInputs()(x))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+class RunningMean(layers.Layer):
+    """A state of its own that is an average over the rows."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(
+            shape=shape[1:], initializer="zeros", trainable=False, name="mean"
+        )
+
+    def call(self, x, training=False):
+        # Read before it is written: what a row becomes does not depend on its batch.
+        y = x - self.mean
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(x, axis=0))
+        return y
+
+
+def running_mean():
+    x = keras.Input((6,))
+    y = layers.Dense(8, activation="tanh")(RunningMean()(x))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def adapted_normalization():
+    """Normalization holds the mean of some data, which is no weight that trains."""
+    from rows import classes
+
+    layer = layers.Normalization()
+    layer.adapt(classes()["x"])
+    x = keras.Input((6,))
+    y = layers.Dense(8, activation="tanh")(layer(x))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
