@@ -23,12 +23,12 @@ lint: install
 	KERAS_BACKEND=torch $(BIN)/mypy
 
 test: lint
-	KERAS_BACKEND=torch $(BIN)/pytest -m "not long"
-	KERAS_BACKEND=tensorflow $(BIN)/pytest -m "not long" tests/contract tests/faults
-
-test-all: lint
 	KERAS_BACKEND=torch $(BIN)/pytest
 	KERAS_BACKEND=tensorflow $(BIN)/pytest tests/contract tests/faults
+
+test-all: lint
+	KERAS_BACKEND=torch $(BIN)/pytest --long
+	KERAS_BACKEND=tensorflow $(BIN)/pytest --long tests/contract tests/faults
 
 clean:
 	rm -rf $(VENV) *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -5,11 +5,26 @@ is the file to look at.
 """
 
 import contextlib
+import weakref
 
 import keras
-from keras.src.backend.common import masking
+import numpy as np
+from keras.src.backend.common import global_state, masking
 from keras.src.models import model as keras_model
 from keras.src.models.functional import Functional
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
+from keras.src.saving import object_registration
+from keras.src.saving.keras_saveable import KerasSaveable
+from keras.src.utils.tracking import (
+    TrackedDict,
+    TrackedList,
+    TrackedOrderedDict,
+    TrackedSet,
+    Tracker,
+)
+
+# utils/tracking.py, 3.15.1: what an attribute that is a container becomes.
+TRACKED_CONTAINERS = (TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet)
 
 # Read from Keras 3.15.1: the makers that fit, evaluate and predict call on the
 # instance, and what else `model.py` puts into the instance's __dict__. None of
@@ -161,20 +176,108 @@ _SEED_STRIDE = 0x9E3779B1
 
 def offset_seed(state, rank):
     """Move a seed generator's state (seed, counter) to another stream. seed_generator.py, 3.15.1."""
-    import numpy as np
-
     seed, counter = (int(word) for word in keras.ops.convert_to_numpy(state.value))
     moved = (seed + rank * _SEED_STRIDE) % 2**31
     state.assign(np.array([moved, counter], dtype="int64"))
 
 
-def offset_global_seed(rank):
-    """Move the stream of random draws that name no seed. seed_generator.py, 3.15.1."""
-    from keras.src.random.seed_generator import global_seed_generator
+def global_seed():
+    """The state of the random draws that name no seed, or None. seed_generator.py, 3.15.1."""
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    return None if generator is None else keras.ops.convert_to_numpy(generator.state.value).tolist()
 
-    offset_seed(global_seed_generator().state, rank)
+
+def set_global_seed(state, rank):
+    """Give a worker the caller's stream of such draws, moved by its rank."""
+    if state is not None:
+        generator = global_seed_generator()
+        generator.state.assign(np.array(state))
+        offset_seed(generator.state, rank)
+
+
+def registered_objects():
+    """Custom objects that are registered by name. saving/object_registration.py, 3.15.1."""
+    return dict(object_registration.GLOBAL_CUSTOM_OBJECTS)
+
+
+def register_objects(objects):
+    """Register custom objects as the caller has."""
+    for name, thing in objects.items():
+        object_registration.GLOBAL_CUSTOM_OBJECTS[name] = thing
+        object_registration.GLOBAL_CUSTOM_NAMES[thing] = name
+
+
+def global_state_snapshot():
+    """Keras's global attributes of this thread. backend/common/global_state.py, 3.15.1."""
+    return dict(vars(global_state.GLOBAL_STATE_TRACKER))
+
+
+def with_global_state(state, function):
+    """`function`, to be run in another thread under this thread's global attributes."""
+
+    def run():
+        vars(global_state.GLOBAL_STATE_TRACKER).update(state)
+        function()
+
+    return run
+
+
+def inject_functional(cls):
+    """Give an imported class the functional base again. models/model.py, 3.15.1."""
+    from parallel_keras import model
+
+    if issubclass(cls, model.ParallelModel):
+        inject_functional_into(cls, model.ParallelModel, model._FunctionalParallelModel)
+    else:
+        keras_model.inject_functional_model_class(cls)
+
+
+def optimizer_variables(optimizer):
+    """All variables of an optimizer and of the one that it wraps. base_optimizer.py, 3.15.1."""
+    return list(optimizer.variables)
+
+
+def optimizer_trainables(optimizer):
+    """The variables that an optimizer was built for. base_optimizer.py, 3.15.1."""
+    return list(optimizer._trainable_variables)
+
+
+def optimizer_key(optimizer, variable):
+    """What an optimizer keys a variable by. base_optimizer.py, 3.15.1."""
+    return optimizer._var_key(variable)
+
+
+def index_trainables(optimizer):
+    """Make an optimizer's index of its variables anew: it is keyed by id. base_optimizer.py."""
+    optimizer._trainable_variables_indices = {
+        optimizer._var_key(v): number for number, v in enumerate(optimizer._trainable_variables)
+    }
 
 
 def unpack(data):
     """A batch as `(x, y, sample_weight)`, by Keras's own rule."""
     return keras.utils.unpack_x_y_sample_weight(data)
+
+
+class _Token:
+    """An object that can be referred to weakly."""
+
+
+def tie_to_session(callback):
+    """Have `callback` called when `keras.utils.clear_session()` drops the global state.
+
+    backend/common/global_state.py, 3.15.1: the state is one thread-local object,
+    which clear_session replaces.
+
+    Args:
+        callback: A weak reference to a function.
+    """
+
+    def call():
+        function = callback()
+        if function is not None:
+            function()
+
+    token = _Token()
+    weakref.finalize(token, call).atexit = False
+    global_state.set_global_attribute("parallel_keras_session", token)

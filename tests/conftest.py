@@ -26,6 +26,10 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "long: only `make test-all` (`pytest --long`) runs it")
     config.addinivalue_line("markers", "backend(name): runs on this Keras backend only")
+    # Keras 3.15.1 with numpy 2 warns of this at every conversion.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:__array__ implementation doesn't accept:DeprecationWarning"
+    )
 
 
 def pytest_collection_modifyitems(config, items):

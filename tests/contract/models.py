@@ -267,10 +267,12 @@ def cnn(normalize=None):
 
 
 def synchronized_cnn():
+    """Statistics of the global batch."""
     return cnn(lambda: layers.BatchNormalization(synchronized=True))
 
 
-def normalized_cnn():
+def unsynchronized_cnn():
+    """Statistics of each device's rows."""
     return cnn(layers.BatchNormalization)
 
 
@@ -302,9 +304,7 @@ def gru():
 def transformer():
     x = keras.Input((5,), dtype="int64")
     y = layers.Embedding(11, 8)(x)
-    y = layers.LayerNormalization()(
-        y + layers.MultiHeadAttention(2, 4, name="attention")(y, y)
-    )
+    y = layers.LayerNormalization()(y + layers.MultiHeadAttention(2, 4, name="attention")(y, y))
     z = layers.Dense(8)(layers.Dense(16, activation="gelu")(y))
     y = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(y + z))
     return keras.Model(x, layers.Dense(3, activation="softmax")(y))
@@ -339,14 +339,16 @@ def dropout(rate=0.5):
 
 
 class MeanOfInputs(layers.Layer):
-    """Reports a metric of its own from inside `call`."""
+    """Reports metrics of its own from inside `call`."""
 
     def __init__(self):
         super().__init__()
         self.seen = keras.metrics.Mean(name="seen")
+        self.weight = keras.metrics.Sum(name="weight")
 
     def call(self, x):
         self.seen.update_state(ops.sum(x, axis=-1))
+        self.weight.update_state(ops.abs(x[:, 0]) * 0.1)
         return x
 
 

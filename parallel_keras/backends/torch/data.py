@@ -19,7 +19,7 @@ from parallel_keras import backends, batch, capabilities, features, keras_intern
 from parallel_keras import devices as device_names
 from parallel_keras import probe as probing
 from parallel_keras.backends import lowering
-from parallel_keras.backends.torch import forwarding, shipping, workers
+from parallel_keras.backends.torch import configuration, forwarding, memory, shipping, workers
 from parallel_keras.backends.torch.devices import torch_device
 from parallel_keras.backends.torch.metrics import CallerMetrics, metric_variables
 from parallel_keras.backends.torch.replica import Replica, fold_accumulators
@@ -123,9 +123,8 @@ class Lowering(lowering.Lowering):
         changes = self.ship.changes(self.averaged)
         for rank in range(1, self.world_size):
             part = [leaf[rows[rank]] for leaf in tree.flatten(data) if leaf is not None]
-            slot = number % 3
-            layout = self.pool.inbound(rank).write(slot, part)
-            work = (structure, slot, layout, counts[rank], total, counts[-1] > 0)
+            layout = self.pool.inbound(rank).write(number % memory.SLOTS, part)
+            work = (structure, layout, counts[rank], total, counts[-1] > 0)
             self.pool.send(rank, ("step", self.key, number, kind, work, changes))
         self.ship.send_values(changes[0])
 
@@ -150,7 +149,7 @@ class Lowering(lowering.Lowering):
         for rank in range(1, self.world_size):
             if counts[rank]:
                 _, _, layout = self.pool.receive(rank)
-                parts.append(self.pool.outbound(rank).read(number % 3, layout))
+                parts.append(self.pool.outbound(rank).read(layout))
         for leaf in parts[0]:
             if leaf.ndim == 0 or leaf.shape[0] != counts[0]:
                 capabilities.check(
@@ -228,7 +227,7 @@ class _Shipment:
         if generation == self.generation and same and skeleton == self.skeleton:
             return
         if generation != self.generation:
-            lowering.pool.broadcast_message(("configure", shipping.configuration()))
+            lowering.pool.broadcast_message(("configure", configuration.read()))
         has_user_layers = features.has_user_layers(lowering.model)
         specs = shipping.specs(tensors)
         lowering.pool.broadcast_message(
@@ -256,7 +255,7 @@ class _Shipment:
         return numbers, attributes, flags, news
 
     def send_values(self, numbers):
-        forwarding.send_values(self.forwarder.variables, numbers, self.lowering.pool.group, 0)
+        forwarding.send_values(self.forwarder.variables, numbers, self.lowering.pool.group)
 
     def accumulates(self):
         return bool(getattr(self.lowering.model.optimizer, "gradient_accumulation_steps", None))

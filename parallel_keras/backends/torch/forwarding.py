@@ -9,10 +9,10 @@ epochs and calls.
 """
 
 import keras
-import torch
 from keras import tree
 
 from parallel_keras import features, keras_internals
+from parallel_keras.backends.torch.shipping import broadcast
 
 _PLAIN = (int, float, bool, str, type(None))
 
@@ -134,20 +134,10 @@ def apply(model, variables, attributes, flags):
     return bool(flags) or any(key == "_trainable" for _, key, _ in attributes)
 
 
-def send_values(variables, numbers, group, rank):
-    """Send the caller's values of some variables to all ranks.
-
-    Seed states are kept apart: each rank draws other random numbers.
-    """
-    with torch.no_grad():
-        for number in numbers:
-            value = variables[number]._value
-            plain = value.detach().contiguous()
-            if plain.dtype == torch.bool:
-                plain = plain.to(torch.uint8)
-            group.broadcast([plain], 0).wait() if plain.numel() else None
-            if rank:
-                value.copy_(plain)
+def send_values(variables, numbers, group):
+    """Give all ranks the caller's values of some variables."""
+    for number in numbers:
+        broadcast(variables[number]._value, group)
 
 
 def offset_seeds(model, numbers, variables, rank):

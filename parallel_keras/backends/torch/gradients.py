@@ -111,7 +111,6 @@ class GradientReducer:
             process_group=self.group,
             # The parameters are equal already: the caller's were sent.
             init_sync=False,
-            broadcast_buffers=False,
             gradient_as_bucket_view=True,
             # Parameters that no rank's loss reaches keep no gradient, as in
             # Keras; telling them apart walks the graph each step.

@@ -10,6 +10,7 @@ import torch
 from keras import tree
 
 from parallel_keras import keras_internals
+from parallel_keras.backends.torch import configuration as settings
 from parallel_keras.backends.torch import forwarding, shipping
 from parallel_keras.backends.torch.metrics import WorkerMetrics
 from parallel_keras.backends.torch.replica import Replica, fold_accumulators
@@ -25,8 +26,6 @@ class Server:
     def __init__(self, context):
         self.context = context
         self.models = {}
-        # The caller gives this warning already, for the same weights.
-        warnings.filterwarnings("ignore", message="Gradients do not exist for variables")
 
     def handle(self, message):
         """Serve one message: a tuple of a method's name and its arguments."""
@@ -35,8 +34,9 @@ class Server:
 
     def on_configure(self, configuration):
         """See what the caller sees: Keras's and torch's settings, the import path."""
-        shipping.apply_configuration(configuration)
-        keras_internals.offset_global_seed(self.context.rank)
+        settings.apply(configuration, self.context.rank)
+        # The caller gives this warning already, for the same weights.
+        warnings.filterwarnings("ignore", message="Gradients do not exist for variables")
 
     def on_ship(self, key, skeleton, specs, has_user_layers):
         """Take a model over, with its weights and its optimizer's state."""
@@ -56,8 +56,8 @@ class Server:
         served = self.models[key]
         context = self.context
         served.take_over(changes)
-        structure, slot, layout, rows, total, all_have_rows = batch
-        leaves = iter(context.inbound.read(slot, layout))
+        structure, layout, rows, total, all_have_rows = batch
+        leaves = iter(context.inbound.read(layout))
         data = tree.map_structure(lambda has: next(leaves) if has else None, structure)
         data = shipping.to_device(data, context.device)
         share = rows / total
@@ -78,7 +78,7 @@ class Server:
                 publish()
             elif rows:
                 outputs = tree.flatten(served.replica.predict(data[0]))
-                layout = context.outbound.write(slot, [output.cpu() for output in outputs])
+                layout = context.outbound.write(0, [output.cpu() for output in outputs])
                 context.send(("result", number, layout))
 
     def on_fold(self, key):
@@ -112,5 +112,5 @@ class _Served:
             self.averaged = averaged
         if numbers:
             rank = self.context.rank
-            forwarding.send_values(self.variables, numbers, self.context.group, rank)
+            forwarding.send_values(self.variables, numbers, self.context.group)
             forwarding.offset_seeds(self.model, numbers, self.variables, rank)

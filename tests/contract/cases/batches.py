@@ -8,7 +8,7 @@ from cases import adam, case, compiled
 
 def sized(n, batch_size, **rest):
     return case(
-        f"rows={n}_batch={batch_size}",
+        f"rows{n}_batch{batch_size}",
         data=lambda: rows.classes(n),
         fit={"batch_size": batch_size},
         compile=compiled(adam),
@@ -33,18 +33,17 @@ CASES = [
         lambda: rows.weighted(rows.regression()),
         compiled(loss="mse", metrics=("mae",), weighted_metrics=("mae", "mse")),
     ),
-    case("sample_weight_per_output", models.two_outputs, rows.two_outputs_weighted,
-         compiled(loss={"label": "sparse_categorical_crossentropy", "amount": "mse"},
-                  metrics={"label": ["accuracy"], "amount": ["mae"]},
-                  weighted_metrics={"label": ["accuracy"], "amount": ["mae"]})),
-    case("class_weight", fit={"class_weight": {0: 0.2, 1: 3.0, 2: 1.0}}, quick=(2, 3)),
     case(
-        "class_and_sample_weight",
-        data=lambda: rows.weighted(rows.classes()),
-        compile=compiled(weighted_metrics=("accuracy",)),
-        fit={"class_weight": {0: 0.2, 1: 3.0, 2: 1.0}},
-        quick=(),
+        "sample_weight_per_output",
+        models.two_outputs,
+        rows.two_outputs_weighted,
+        compiled(
+            loss={"label": "sparse_categorical_crossentropy", "amount": "mse"},
+            metrics={"label": ["accuracy"], "amount": ["mae"]},
+            weighted_metrics={"label": ["accuracy"], "amount": ["mae"]},
+        ),
     ),
+    case("class_weight", fit={"class_weight": {0: 0.2, 1: 3.0, 2: 1.0}}, quick=(2, 3)),
     case(
         "sample_weight_of_steps",
         lambda: models.lstm_steps(),

@@ -95,8 +95,12 @@ CASES = [
     ),
     case("regularizers", models.regularized, quick=(2, 3)),
     case("add_loss", models.added_losses),
-    case("add_loss_alone", models.AutoEncoder, lambda: {"x": rows.classes()["x"]},
-         compiled(loss=None, metrics=())),
+    case(
+        "add_loss_alone",
+        models.AutoEncoder,
+        lambda: {"x": rows.classes()["x"]},
+        compiled(loss=None, metrics=()),
+    ),
     case(
         "label_smoothing",
         data=rows.one_hot,
@@ -146,7 +150,7 @@ class _Bound:
 def _two_regressions():
     x = keras.Input((6,))
     y = keras.layers.Dense(8, activation="tanh")(x)
-    return x, [keras.layers.Dense(1)(y), keras.layers.Dense(2)(y)]
+    return x, [keras.layers.Dense(1, name="one")(y), keras.layers.Dense(2, name="two")(y)]
 
 
 def _two_targets():

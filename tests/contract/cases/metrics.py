@@ -1,5 +1,7 @@
 """Every metric class of Keras, one compile call for each kind of output."""
 
+from functools import partial
+
 import keras
 import models
 import rows
@@ -7,74 +9,77 @@ from cases import case, compiled
 from keras import metrics, ops
 
 # A class that is not in one of these lists is found by
-# test_cases.test_every_metric_class_has_a_case.
-REGRESSION = (
-    metrics.MeanSquaredError,
-    metrics.RootMeanSquaredError,
-    metrics.MeanAbsoluteError,
-    metrics.MeanAbsolutePercentageError,
-    metrics.MeanSquaredLogarithmicError,
-    metrics.CosineSimilarity,
-    metrics.LogCoshError,
-    metrics.R2Score,
-    metrics.PearsonCorrelation,
-    metrics.ConcordanceCorrelation,
-    metrics.Poisson,
-)
-BINARY = (
-    metrics.BinaryAccuracy,
-    metrics.BinaryCrossentropy,
-    metrics.Precision,
-    metrics.Recall,
-    metrics.TruePositives,
-    metrics.TrueNegatives,
-    metrics.FalsePositives,
-    metrics.FalseNegatives,
-    lambda: metrics.AUC(name="roc"),
-    lambda: metrics.AUC(curve="PR", summation_method="minoring", name="pr"),
-    lambda: metrics.AUC(num_thresholds=20, summation_method="majoring", name="roc_20"),
-    lambda: metrics.PrecisionAtRecall(0.5),
-    lambda: metrics.RecallAtPrecision(0.5),
-    lambda: metrics.SensitivityAtSpecificity(0.5),
-    lambda: metrics.SpecificityAtSensitivity(0.5),
-    lambda: metrics.BinaryIoU(target_class_ids=[0, 1], threshold=0.5),
-    lambda: metrics.Precision(thresholds=0.3, name="precision_30"),
-)
-MULTI_LABEL = (
-    lambda: metrics.AUC(multi_label=True, num_labels=3, name="auc"),
-    lambda: metrics.AUC(multi_label=True, label_weights=[1.0, 2.0, 0.5], name="auc_weighted"),
-    lambda: metrics.F1Score("macro", threshold=0.5, name="f1"),
-    lambda: metrics.FBetaScore("micro", beta=2.0, threshold=0.5, name="f2"),
-    lambda: metrics.BinaryAccuracy(),
-)
-CATEGORICAL = (
-    metrics.CategoricalAccuracy,
-    metrics.CategoricalCrossentropy,
-    metrics.CategoricalHinge,
-    metrics.KLDivergence,
-    lambda: metrics.TopKCategoricalAccuracy(2),
-    lambda: metrics.F1Score("weighted"),
-    lambda: metrics.FBetaScore("macro", beta=0.5),
-    lambda: metrics.OneHotIoU(num_classes=3, target_class_ids=[0, 2]),
-    lambda: metrics.OneHotMeanIoU(num_classes=3),
-    lambda: metrics.Precision(class_id=1, name="precision_of_1"),
-    lambda: metrics.Recall(top_k=2, name="recall_2"),
-)
-SPARSE = (
-    metrics.SparseCategoricalAccuracy,
-    metrics.SparseCategoricalCrossentropy,
-    lambda: metrics.SparseTopKCategoricalAccuracy(2),
-    lambda: metrics.IoU(num_classes=3, target_class_ids=[0, 1], sparse_y_pred=False),
-    lambda: metrics.MeanIoU(num_classes=3, sparse_y_pred=False),
-)
-SIGNS = (metrics.Hinge, metrics.SquaredHinge)
+# test_cases.test_every_metric_class_has_a_case. Each has its name, since Keras
+# would number the second one of a class.
+REGRESSION = {
+    "mse": metrics.MeanSquaredError,
+    "rmse": metrics.RootMeanSquaredError,
+    "mae": metrics.MeanAbsoluteError,
+    "mape": metrics.MeanAbsolutePercentageError,
+    "msle": metrics.MeanSquaredLogarithmicError,
+    "cosine": metrics.CosineSimilarity,
+    "log_cosh": metrics.LogCoshError,
+    "r2": metrics.R2Score,
+    "r2_weighted": partial(metrics.R2Score, class_aggregation="variance_weighted_average"),
+    "pearson": metrics.PearsonCorrelation,
+    "concordance": metrics.ConcordanceCorrelation,
+    "poisson": metrics.Poisson,
+}
+BINARY = {
+    "accuracy": metrics.BinaryAccuracy,
+    "crossentropy": metrics.BinaryCrossentropy,
+    "precision": metrics.Precision,
+    "recall": metrics.Recall,
+    "tp": metrics.TruePositives,
+    "tn": metrics.TrueNegatives,
+    "fp": metrics.FalsePositives,
+    "fn": metrics.FalseNegatives,
+    "roc": metrics.AUC,
+    "pr": partial(metrics.AUC, curve="PR", summation_method="minoring"),
+    "roc_20": partial(metrics.AUC, num_thresholds=20, summation_method="majoring"),
+    "roc_of_thresholds": partial(metrics.AUC, thresholds=[0.3, 0.5, 0.55]),
+    "precision_at_recall": partial(metrics.PrecisionAtRecall, 0.5),
+    "recall_at_precision": partial(metrics.RecallAtPrecision, 0.5),
+    "sensitivity": partial(metrics.SensitivityAtSpecificity, 0.5),
+    "specificity": partial(metrics.SpecificityAtSensitivity, 0.5),
+    "iou": partial(metrics.BinaryIoU, target_class_ids=[0, 1], threshold=0.5),
+    "precision_30": partial(metrics.Precision, thresholds=0.3),
+}
+MULTI_LABEL = {
+    "auc": partial(metrics.AUC, multi_label=True, num_labels=3),
+    "auc_weighted": partial(metrics.AUC, multi_label=True, label_weights=[1.0, 2.0, 0.5]),
+    "f1": partial(metrics.F1Score, "macro", threshold=0.5),
+    "f2": partial(metrics.FBetaScore, "micro", beta=2.0, threshold=0.5),
+    "accuracy": metrics.BinaryAccuracy,
+}
+CATEGORICAL = {
+    "accuracy": metrics.CategoricalAccuracy,
+    "crossentropy": metrics.CategoricalCrossentropy,
+    "hinge": metrics.CategoricalHinge,
+    "kl": metrics.KLDivergence,
+    "top_2": partial(metrics.TopKCategoricalAccuracy, 2),
+    "f1": partial(metrics.F1Score, "weighted"),
+    "f_half": partial(metrics.FBetaScore, "macro", beta=0.5),
+    "iou": partial(metrics.OneHotIoU, num_classes=3, target_class_ids=[0, 2]),
+    "mean_iou": partial(metrics.OneHotMeanIoU, num_classes=3),
+    "precision_of_1": partial(metrics.Precision, class_id=1),
+    "recall_2": partial(metrics.Recall, top_k=2),
+}
+SPARSE = {
+    "accuracy": metrics.SparseCategoricalAccuracy,
+    "crossentropy": metrics.SparseCategoricalCrossentropy,
+    "top_2": partial(metrics.SparseTopKCategoricalAccuracy, 2),
+    "iou": partial(metrics.IoU, num_classes=3, target_class_ids=[0, 1], sparse_y_pred=False),
+    "mean_iou": partial(metrics.MeanIoU, num_classes=3, sparse_y_pred=False),
+}
+SIGNS = {"hinge": metrics.Hinge, "squared": metrics.SquaredHinge}
 # Of an output that takes whole values: its target and prediction can be equal.
-ROUNDED = (
-    metrics.Accuracy,
-    metrics.Mean,
-    metrics.Sum,
-    lambda: metrics.MeanMetricWrapper(keras.losses.mean_absolute_error, name="wrapped"),
-)
+ROUNDED = {
+    "equal": metrics.Accuracy,
+    "wrapped": partial(metrics.MeanMetricWrapper, keras.losses.mean_absolute_error),
+}
+# These take no pairs of target and prediction: a layer updates them.
+OF_LAYERS = {metrics.Mean, metrics.Sum}
 
 
 def rows_metric(y_true, y_pred):
@@ -104,7 +109,7 @@ class SumOfErrors(metrics.Metric):
 
 
 def made(classes):
-    return lambda: [make() for make in classes]
+    return lambda: [make(name=name) for name, make in classes.items()]
 
 
 def rounded_data():
@@ -165,12 +170,8 @@ CASES = [
         lambda: rows.weighted(rows.binary()),
         compiled(
             loss="binary_crossentropy",
-            metrics=made(BINARY[:4]),
-            weighted_metrics=lambda: [
-                metrics.AUC(name="auc"),
-                metrics.BinaryAccuracy(name="weighted_accuracy"),
-                metrics.Recall(name="weighted_recall"),
-            ],
+            metrics=made({"plain_precision": metrics.Precision, "plain_auc": metrics.AUC}),
+            weighted_metrics=made(BINARY),
         ),
     ),
     case(

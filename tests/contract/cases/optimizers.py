@@ -62,9 +62,7 @@ CASES = [
     case(
         "ema_overwrite",
         compile=compiled(
-            lambda: optimizers.Adam(
-                0.01, use_ema=True, ema_momentum=0.7, ema_overwrite_frequency=3
-            )
+            lambda: optimizers.Adam(0.01, use_ema=True, ema_momentum=0.7, ema_overwrite_frequency=3)
         ),
     ),
     case(

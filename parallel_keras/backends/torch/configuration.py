@@ -1,0 +1,91 @@
+"""What a fresh worker has to see as the caller does.
+
+Keras's and torch's global settings, the import path, the working directory and the
+warnings filters: a worker is a new process with the defaults of all of them.
+"""
+
+import os
+import sys
+import warnings
+
+import cloudpickle
+import keras
+import torch
+
+from parallel_keras import keras_internals
+
+
+def read():
+    """The caller's configuration, as bytes."""
+    return cloudpickle.dumps(
+        {
+            "path": list(sys.path),
+            "directory": os.getcwd(),
+            "environment": dict(os.environ),
+            "warnings": [_plain(entry) for entry in warnings.filters],
+            "floatx": keras.config.floatx(),
+            "epsilon": keras.config.epsilon(),
+            "image_data_format": keras.config.image_data_format(),
+            "dtype_policy": keras.config.dtype_policy().name,
+            "flash_attention": keras.config.is_flash_attention_enabled(),
+            "traceback_filtering": keras.config.is_traceback_filtering_enabled(),
+            "custom_objects": keras_internals.registered_objects(),
+            "seed": keras_internals.global_seed(),
+            "torch": {name: read() for name, (read, _) in _TORCH.items()},
+        }
+    )
+
+
+def apply(configuration, rank):
+    """Make a worker see what the caller saw in `read`."""
+    # The path comes first: the rest may need the user's modules.
+    values = cloudpickle.loads(configuration)
+    sys.path[:] = values["path"]
+    os.chdir(values["directory"])
+    os.environ.update({k: v for k, v in values["environment"].items() if k not in _OWN})
+    warnings.filters[:] = values["warnings"]
+    keras.config.set_floatx(values["floatx"])
+    keras.config.set_epsilon(values["epsilon"])
+    keras.config.set_image_data_format(values["image_data_format"])
+    keras.config.set_dtype_policy(values["dtype_policy"])
+    (
+        keras.config.enable_flash_attention
+        if values["flash_attention"]
+        else keras.config.disable_flash_attention
+    )()
+    (
+        keras.config.enable_traceback_filtering
+        if values["traceback_filtering"]
+        else keras.config.disable_traceback_filtering
+    )()
+    keras_internals.register_objects(values["custom_objects"])
+    keras_internals.set_global_seed(values["seed"], rank)
+    for name, (_, write) in _TORCH.items():
+        write(values["torch"][name])
+
+
+# A worker's own share of the machine.
+_OWN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KERAS_BACKEND", "PYTHONPATH")
+
+_TORCH = {
+    "deterministic": (
+        torch.are_deterministic_algorithms_enabled,
+        lambda value: torch.use_deterministic_algorithms(value),
+    ),
+    "matmul": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "cudnn_benchmark": (
+        lambda: torch.backends.cudnn.benchmark,
+        lambda value: setattr(torch.backends.cudnn, "benchmark", value),
+    ),
+    "cudnn_deterministic": (
+        lambda: torch.backends.cudnn.deterministic,
+        lambda value: setattr(torch.backends.cudnn, "deterministic", value),
+    ),
+    "anomaly": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+}
+
+
+def _plain(entry):
+    """A warnings filter; its category may be a class of the user's script."""
+    return tuple(entry)

@@ -1,0 +1,198 @@
+"""Carrying a live Keras model into another process.
+
+Pickling a Keras model goes through its saved form, which fails for classes of the
+user's script and for those without `get_config`, and leaves state behind. Here the
+objects go as they are, by their `__dict__`; classes and functions of the script go
+by value (cloudpickle). Tensors are taken out and travel by the process group.
+"""
+
+import io
+import sys
+import threading
+
+import cloudpickle
+import keras
+import torch
+from keras import tree
+
+from parallel_keras import keras_internals
+from parallel_keras.backends.torch.reducers import finish_loading, reduce_keras
+from parallel_keras.errors import UnsupportedError
+
+# A functional graph is pickled along its edges, as deep as it is long.
+_STACK_BYTES = 512 * 1024 * 1024
+_RECURSION = 1_000_000
+
+
+def split(thing):
+    """A thing as bytes without numbers, and the tensors that hold the numbers.
+
+    Args:
+        thing: Usually a Keras model.
+
+    Returns:
+        A pair: bytes for `join`, equal for an unchanged model; and a list of
+        tensors.
+
+    Raises:
+        UnsupportedError: If some object in it cannot be carried over. The
+            message has the path to it.
+    """
+    try:
+        return _split(thing)
+    except Exception as error:
+        path, culprit = _find(thing, type(thing).__name__)
+        raise UnsupportedError(
+            "The model cannot be sent to the worker processes, because of "
+            f"{path} = {culprit!r}: {error}. Make such an object where it is used (in `call` or "
+            "in a function), or keep it outside of the model. "
+            f"Received: an object of type {type(culprit).__name__}"
+        ) from error
+
+
+def join(skeleton, tensors):
+    """The inverse of `split`, in another process."""
+    unpickler = _Unpickler(io.BytesIO(skeleton), tensors)
+    with finish_loading():
+        return unpickler.load()
+
+
+def specs(tensors):
+    """What `empty` needs to make tensors like these."""
+    return [
+        (t.dtype, tuple(t.shape), isinstance(t, torch.nn.Parameter), t.requires_grad)
+        for t in tensors
+    ]
+
+
+def empty(descriptions, device):
+    """Tensors like those that `specs` described, with no numbers in them yet."""
+    tensors = []
+    for dtype, shape, is_parameter, requires_grad in descriptions:
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        if is_parameter:
+            tensor = torch.nn.Parameter(tensor, requires_grad=requires_grad)
+        tensors.append(tensor)
+    return tensors
+
+
+def broadcast(tensor, group):
+    """Give all ranks the numbers of rank 0. Bytes: any dtype will do."""
+    if not tensor.numel():
+        return
+    with torch.no_grad():
+        plain = tensor.detach()
+        # The caller may hold another layout of the same numbers.
+        flat = plain.contiguous().view(-1).view(torch.uint8)
+        group.broadcast(flat, 0).wait()
+        if not plain.is_contiguous():
+            plain.copy_(flat.view(plain.dtype).view(plain.shape))
+
+
+def variables_of(model):
+    """The model's and its optimizer's variables, in one order on all ranks.
+
+    Without those of metrics, which are combined and not made equal.
+    """
+    metrics = {id(v) for metric in model.metrics for v in metric.variables}
+    variables = list(model.variables)
+    if model.compiled and model.optimizer is not None:
+        variables += keras_internals.optimizer_variables(model.optimizer)
+    unique = {id(v): v for v in variables if id(v) not in metrics}
+    return list(unique.values())
+
+
+def to_device(data, device):
+    """The arrays of a batch on the device that computes."""
+    if device.type == "cpu":
+        return data
+    return tree.map_structure(
+        lambda leaf: None if leaf is None else leaf.to(device, non_blocking=True), data
+    )
+
+
+def _split(thing):
+    result = {}
+
+    def work():
+        try:
+            file, tensors = io.BytesIO(), []
+            _Pickler(file, tensors).dump(thing)
+            result["value"] = file.getvalue(), tensors
+        except BaseException as error:
+            result["error"] = error
+
+    _with_deep_stack(work)
+    if "error" in result:
+        raise result["error"]
+    return result["value"]
+
+
+def _with_deep_stack(work):
+    """Run a function with room for deep recursion."""
+    stack, recursion = threading.stack_size(_STACK_BYTES), sys.getrecursionlimit()
+    state = keras_internals.global_state_snapshot()
+    sys.setrecursionlimit(_RECURSION)
+    try:
+        thread = threading.Thread(target=keras_internals.with_global_state(state, work))
+        thread.start()
+        thread.join()
+    finally:
+        sys.setrecursionlimit(recursion)
+        threading.stack_size(stack)
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, file, tensors):
+        super().__init__(file)
+        self._tensors = tensors
+        self._numbers = {}
+
+    def persistent_id(self, obj):
+        if not isinstance(obj, torch.Tensor):
+            return None
+        if id(obj) not in self._numbers:
+            self._numbers[id(obj)] = len(self._tensors)
+            self._tensors.append(obj)
+        return self._numbers[id(obj)]
+
+    def reducer_override(self, obj):
+        reduced = reduce_keras(obj)
+        return super().reducer_override(obj) if reduced is NotImplemented else reduced
+
+
+class _Unpickler(cloudpickle.pickle.Unpickler):
+    def __init__(self, file, tensors):
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, number):
+        return self._tensors[number]
+
+
+def _find(thing, path, depth=0):
+    """The innermost part of a thing that cannot be pickled, with its path."""
+    for name, part in _parts(thing):
+        try:
+            _split(part)
+        except Exception:
+            return _find(part, path + name, depth + 1) if depth < 20 else (path + name, part)
+    return path, thing
+
+
+def _parts(thing):
+    if isinstance(thing, dict):
+        return [(f"[{key!r}]", value) for key, value in thing.items()]
+    if isinstance(thing, (list, tuple, set)):
+        return [(f"[{number}]", value) for number, value in enumerate(thing)]
+    if isinstance(thing, keras.Model):
+        layers = [(f".layers[{n}]", layer) for n, layer in enumerate(thing.layers)]
+    else:
+        layers = []
+    if isinstance(thing, type):
+        return []
+    closure = getattr(thing, "__closure__", None) or ()
+    cells = [(f" (closure {number})", cell.cell_contents) for number, cell in enumerate(closure)]
+    skip = keras_internals.INSTANCE_OVERRIDES
+    members = getattr(thing, "__dict__", {}).items()
+    return layers + cells + [(f".{key}", value) for key, value in members if key not in skip]

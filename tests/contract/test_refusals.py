@@ -1,0 +1,350 @@
+"""What cannot be made exact is refused by name, before the first step."""
+
+import keras
+import models
+import numpy as np
+import parallel_keras as pk
+import pytest
+import rows
+from cases import compiled
+from harness import BACKEND
+from keras import layers, losses, ops
+
+OPTIONS = {"batch_size": 16, "verbose": 0, "shuffle": False}
+
+
+class Refusal:
+    """One line: a model, its compile arguments, its data, and the words of the message.
+
+    Args:
+        name: What is refused.
+        words: Strings that the message has to hold, in any case.
+        model, compile, data: As in a case.
+        call: What to call; `fit` unless told.
+        fit: What differs in the arguments of `fit`.
+    """
+
+    def __init__(self, name, words, model=models.mlp, compile=None, data=rows.classes, call=None):
+        self.name = name
+        self.words = words
+        self.model = model
+        self.compile = compile or compiled()
+        self.data = data
+        self.call = call or (lambda model, data: model.fit(**data, **OPTIONS))
+
+    def __repr__(self):
+        return self.name
+
+
+# ---- models with a step of their own -------------------------------------------
+
+
+class Base(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3, activation="softmax")
+
+    def call(self, x):
+        return self.dense(x)
+
+
+class TrainStep(Base):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class TestStep(Base):
+    __test__ = False
+
+    def test_step(self, data):
+        return super().test_step(data)
+
+
+class PredictStep(Base):
+    def predict_step(self, data):
+        return super().predict_step(data)
+
+
+class ComputeLoss(Base):
+    def compute_loss(self, *arguments, **keywords):
+        return super().compute_loss(*arguments, **keywords)
+
+
+class ComputeMetrics(Base):
+    def compute_metrics(self, *arguments, **keywords):
+        return super().compute_metrics(*arguments, **keywords)
+
+
+# ---- what does not add up over the rows ----------------------------------------
+
+
+def contrastive(y_true, y_pred):
+    """Compares the rows of a batch with each other."""
+    similarity = ops.matmul(y_pred, ops.transpose(y_pred))
+    return ops.mean(ops.square(similarity - 0.5))
+
+
+def root(y_true, y_pred):
+    """A mean under a root: the root of means is not the mean of roots."""
+    return ops.sqrt(ops.mean(ops.square(y_true - y_pred)))
+
+
+def total(y_true, y_pred):
+    """A sum over the batch."""
+    return ops.sum(ops.square(y_true - y_pred))
+
+
+class Largest(keras.metrics.Metric):
+    """Its state is a maximum."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.largest = self.add_variable((), "zeros", name="largest")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.largest.assign(ops.maximum(self.largest, ops.max(ops.abs(y_true - y_pred))))
+
+    def result(self):
+        return self.largest
+
+
+class SumPenalty(layers.Layer):
+    def call(self, x):
+        self.add_loss(0.01 * ops.sum(ops.square(x)))
+        return x
+
+
+def sum_penalty():
+    x = keras.Input((6,))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(SumPenalty()(x)))
+
+
+def masked():
+    x = keras.Input((5,), dtype="int64")
+    y = layers.Embedding(11, 4, mask_zero=True)(x)
+    y = layers.LSTM(4, return_sequences=True)(y)
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def broadcast():
+    """Its second input may have one row for the whole batch."""
+    first, second = keras.Input((6,)), keras.Input((6,))
+    return keras.Model((first, second), layers.Dense(3, activation="softmax")(first + second))
+
+
+def masked_rows():
+    data = rows.tokens()
+    labels = np.random.default_rng(0).integers(0, 3, data["x"].shape)
+    return {"x": data["x"], "y": labels}
+
+
+def regression(loss, metrics=()):
+    return compiled(loss=loss, metrics=metrics)
+
+
+def reduced(name):
+    return compiled(loss=lambda: losses.SparseCategoricalCrossentropy(reduction=name))
+
+
+def on_batch(method):
+    return lambda model, data: getattr(model, method)(data["x"][:7], data["y"][:7])
+
+
+MODELS = [
+    Refusal("train_step", ["train_step", "TrainStep"], TrainStep),
+    Refusal("train_on_batch", ["train_step", "TrainStep"], TrainStep,
+            call=on_batch("train_on_batch")),
+    Refusal("test_step", ["test_step", "TestStep"], TestStep,
+            call=lambda model, data: model.evaluate(**data, verbose=0)),
+    Refusal("predict_step", ["predict_step", "PredictStep"], PredictStep,
+            call=lambda model, data: model.predict(data["x"], verbose=0)),
+    Refusal("compute_loss", ["compute_loss", "ComputeLoss"], ComputeLoss),
+    Refusal("compute_metrics", ["compute_metrics", "ComputeMetrics"], ComputeMetrics),
+    Refusal("reduction_sum", ["sum", "sum_over_batch_size"], compile=reduced("sum")),
+    Refusal("reduction_mean_with_sample_weight", ["mean_with_sample_weight"],
+            compile=reduced("mean_with_sample_weight")),
+    Refusal("reduction_none", ["none", "sum_over_batch_size"], compile=reduced(None)),
+    Refusal("reduction_of_one_output", ["sum"], models.two_outputs, data=rows.two_outputs,
+            compile=compiled(
+                loss=lambda: {"label": "sparse_categorical_crossentropy",
+                              "amount": losses.MeanSquaredError(reduction="sum")},
+                metrics=None)),
+    Refusal("masked_output", ["mask"], masked, data=masked_rows),
+    Refusal("loss_of_the_batch", ["contrastive"], models.regressor, regression(contrastive),
+            lambda: rows.regression()),
+    Refusal("loss_root", ["root"], models.regressor, regression(root),
+            lambda: rows.regression()),
+    Refusal("loss_total", ["total"], models.regressor, regression(total),
+            lambda: rows.regression()),
+    Refusal("loss_dice", ["dice"], lambda: models.sigmoid(3),
+            regression(lambda: losses.Dice()), lambda: rows.binary(outputs=3)),
+    Refusal("metric_maximum", ["largest"], models.regressor,
+            regression("mse", lambda: [Largest()]), rows.regression),
+    Refusal("metric_root", ["root"], models.regressor, regression("mse", (root,)),
+            rows.regression),
+    Refusal("add_loss_sum", ["SumPenalty"], sum_penalty),
+    Refusal("add_loss_sum_on_batch", ["SumPenalty"], sum_penalty,
+            call=on_batch("train_on_batch")),
+    Refusal("steps_per_execution", ["steps_per_execution"],
+            compile=compiled(steps_per_execution=2)),
+    Refusal("jit_compile", ["jit_compile"], compile=compiled(jit_compile=True)),
+    Refusal("rows_of_different_length", ["rows"], broadcast, data=lambda: _broadcast(),
+            call=lambda model, data: model.train_on_batch(data["x"], data["y"])),
+]  # fmt: skip
+
+
+def _broadcast():
+    x = rows.classes()["x"][:16]
+    return {"x": (x, np.ones((1, 6), "float32")), "y": rows.classes()["y"][:16]}
+
+
+@pytest.mark.parametrize("strategy", ["data=3"])
+@pytest.mark.parametrize("refusal", MODELS, ids=repr)
+def test_refused_before_the_first_step(refusal, strategy):
+    keras.utils.set_random_seed(0)
+    model = pk.parallelize(refusal.model())
+    data = refusal.data()
+    before = None
+    with pytest.raises(ValueError) as caught:
+        if model.built:
+            before = model.get_weights()
+        model.compile(**refusal.compile(), strategy=strategy)
+        refusal.call(model, data)
+    message = str(caught.value)
+    for word in refusal.words:
+        assert word.lower() in message.lower(), f"{word!r} is not in: {message}"
+    if refusal.words:
+        assert isinstance(caught.value, pk.UnsupportedError), message
+        assert "Received:" in message
+    if before is not None:
+        for a, b in zip(before, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(a, b)
+    optimizer = getattr(model, "optimizer", None)
+    assert optimizer is None or int(optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize("refusal", [MODELS[0], MODELS[6], MODELS[11]], ids=repr)
+def test_what_is_refused_runs_on_a_single_device(refusal):
+    model = pk.parallelize(refusal.model())
+    model.compile(**refusal.compile(), strategy=None)
+    refusal.call(model, refusal.data())
+    assert int(model.optimizer.iterations) > 0
+
+
+# ---- strategies ----------------------------------------------------------------
+
+NAMES = {
+    "model": ["model", "not supported yet", "'data'"],
+    "pipeline": ["pipeline", "not supported yet", "'data'"],
+    "auto": ["auto", "not supported yet"],
+    "sharded": ["sharded", "not supported yet"],
+    "data=2,pipeline=2": ["product", "not supported yet"],
+    "ddp": ["'data'", "ddp"],
+    "mirrored": ["'data'", "mirrored"],
+    "MirroredStrategy": ["'data'"],
+    "fsdp": ["sharded", "not supported yet"],
+    "pp": ["pipeline", "not supported yet"],
+    "dta": ["did you mean 'data'"],
+    "nonsense": ["'data'"],
+    "data=many": ["data=2"],
+    "data=0": [],
+    "data=99": ["99"],
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("way", ["parallelize", "compile", "set_strategy"])
+def test_names_of_strategies(name, way):
+    stock = models.mlp()
+    model = pk.parallelize(stock)
+    before = model.strategy
+    with pytest.raises(ValueError) as caught:
+        if way == "parallelize":
+            pk.parallelize(model, name)
+        elif way == "compile":
+            model.compile(**compiled()(), strategy=name)
+        else:
+            model.set_strategy(name)
+    message = str(caught.value)
+    for word in [*NAMES[name], "Received"]:
+        assert word.lower() in message.lower(), f"{word!r} is not in: {message}"
+    assert model.strategy == before
+    assert not model.compiled, "a wrong strategy leaves the model as it was"
+
+
+def _foreign():
+    objects = {"an int": 2, "a list": [0, 1], "the class": pk.DataParallel}
+    devices = ["cpu:0"]
+    objects["keras.distribution.DeviceMesh"] = keras.distribution.DeviceMesh(
+        (1,), ["batch"], devices
+    )
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        objects["MirroredStrategy"] = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+        objects["OneDeviceStrategy"] = tf.distribute.OneDeviceStrategy("cpu:0")
+    return objects
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "an int",
+        "a list",
+        "the class",
+        "keras.distribution.DeviceMesh",
+        pytest.param("MirroredStrategy", marks=pytest.mark.backend("tensorflow")),
+        pytest.param("OneDeviceStrategy", marks=pytest.mark.backend("tensorflow")),
+    ],
+)
+def test_objects_of_others(name):
+    model = pk.parallelize(models.mlp())
+    with pytest.raises(ValueError) as caught:
+        model.compile(**compiled()(), strategy=_foreign()[name])
+    message = str(caught.value)
+    assert "Received" in message
+    assert "pk.DataParallel(" in message, message
+    if name == "MirroredStrategy":
+        assert "pk.DataParallel(2)" in message, message
+
+
+@pytest.mark.backend("tensorflow")
+def test_a_model_made_inside_a_scope():
+    import tensorflow as tf
+
+    with tf.distribute.MirroredStrategy(
+        ["cpu:0", "cpu:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    ).scope():
+        model = models.mlp()
+        model.compile(**compiled()())
+    with pytest.raises(ValueError, match="(?s)scope.*Received"):
+        pk.parallelize(model, "data=2")
+
+
+def test_devices_that_are_not_there():
+    model = pk.parallelize(models.mlp())
+    for devices in (99, ["gpu:7"], [0, 0], ["cpu:0", "cpu:0"], ["nonsense"], [], 0, True):
+        with pytest.raises(ValueError, match="Received"):
+            model.set_strategy(pk.DataParallel(devices))
+
+
+def test_parallelize_takes_keras_models():
+    for thing in (None, "model", layers.Dense(3), models.mlp):
+        with pytest.raises(ValueError, match="keras.Model.*Received"):
+            pk.parallelize(thing, "data")
+
+
+def test_strategies_are_frozen_values():
+    strategy = pk.DataParallel(2)
+    assert strategy == pk.DataParallel(2) != pk.DataParallel(3)
+    assert len({strategy, pk.DataParallel(2), pk.SingleDevice()}) == 2
+    with pytest.raises(AttributeError, match="(?s)Received"):
+        strategy.timeout = 3
+
+
+def test_the_strategy_of_a_model_is_not_assigned():
+    model = pk.parallelize(models.mlp())
+    model.compile(**compiled()(), strategy="data=3")
+    with pytest.raises((ValueError, AttributeError), match="set_strategy"):
+        model.strategy = pk.DataParallel(2)
+        model.fit(**rows.classes(), **OPTIONS)

@@ -1,0 +1,270 @@
+"""What goes wrong in a fit ends it in the caller, soon, with the reason, and leaves nothing.
+
+Each case is a program of its own, started as a user starts it, since a broken
+pool, signals and orphans are matters of whole processes.
+"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+BACKEND = os.environ.get("KERAS_BACKEND")
+pytestmark = pytest.mark.backend("torch")  # TensorFlow has no processes of ours
+
+HEAD = """
+import os, signal, sys, threading, time
+import keras
+import numpy as np
+import parallel_keras as pk
+
+MARK = sys.argv[1]
+
+def tell(word):
+    print(word, flush=True)
+
+class Trouble(keras.layers.Layer):
+    "Does what `kind` says in a worker, at the third training step."
+    def __init__(self, kind, **kwargs):
+        super().__init__(**kwargs)
+        self.kind, self.calls, self.caller = kind, 0, os.getpid()
+    def call(self, x, training=False):
+        if os.getpid() != self.caller and training:
+            self.calls += 1
+            if self.calls == 3:
+                if self.kind == "raise":
+                    raise ArithmeticError("a mistake of the user's own")
+                if self.kind == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if self.kind == "exit":
+                    os._exit(7)
+                if self.kind == "stop":
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                if self.kind == "sleep":
+                    time.sleep(600)
+        return x * 1.0
+
+def make(kind="", timeout=8, replicas=2):
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((8,)), keras.layers.Dense(8), Trouble(kind), keras.layers.Dense(1)]
+    model = pk.parallelize(keras.Sequential(layers), pk.DataParallel(replicas, timeout=timeout))
+    model.compile("sgd", "mse")
+    return model
+
+x, y = np.ones((64, 8), "float32"), np.ones((64, 1), "float32")
+
+def children():
+    import psutil
+    return [p for p in psutil.Process().children(recursive=True) if p.status() != "zombie"]
+
+def fits_again():
+    good = make()
+    good.fit(x, y, batch_size=8, verbose=0)
+    tell("FITS AGAIN")
+"""
+
+
+def start(tmp_path, body, name="program.py"):
+    path = tmp_path / name
+    path.write_text(HEAD + body)
+    return subprocess.Popen(
+        [sys.executable, str(path), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+    )
+
+
+def finish(process, timeout=120):
+    output, _ = process.communicate(timeout=timeout)
+    assert process.returncode == 0, output
+    return output
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("raise", ("rank 1", "ArithmeticError", "a mistake of the user's own")),
+        ("kill", ("rank 1", "SIGKILL")),
+        ("exit", ("rank 1", "7")),
+        ("stop", ("rank 1", "stopped")),
+        ("sleep", ("rank 1", "time.sleep(600)")),
+    ],
+)
+def test_a_worker_in_trouble_ends_the_fit(kind, words, tmp_path):
+    body = f"""
+model, begin = make({kind!r}), time.time()
+try:
+    model.fit(x, y, batch_size=8, verbose=0)
+except pk.WorkerError as error:
+    assert error.rank == 1, error.rank
+    tell(str(error))
+    tell(f"SECONDS {{time.time() - begin:.1f}}")
+assert not children(), children()
+fits_again()
+"""
+    output = finish(start(tmp_path, body))
+    for word in words:
+        assert word in output, output
+    assert "FITS AGAIN" in output, output
+
+
+def test_an_exception_in_a_callback_reaches_the_user_as_it_is(tmp_path):
+    body = """
+def fail(batch, logs):
+    if batch == 2: raise KeyError("in the callback")
+try:
+    make().fit(x, y, batch_size=8, verbose=0,
+               callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=fail)])
+except KeyError as error:
+    tell(f"CAUGHT {error}")
+fits_again()
+"""
+    output = finish(start(tmp_path, body))
+    assert "CAUGHT 'in the callback'" in output
+    assert "FITS AGAIN" in output
+
+
+def test_an_exception_in_the_data_reaches_the_user_as_it_is(tmp_path):
+    body = """
+def rows():
+    yield x[:8], y[:8]
+    raise OSError("the disk is gone")
+try:
+    make().fit(rows(), steps_per_epoch=5, verbose=0)
+except OSError as error:
+    tell(f"CAUGHT {error}")
+fits_again()
+"""
+    output = finish(start(tmp_path, body))
+    assert "CAUGHT the disk is gone" in output
+    assert "FITS AGAIN" in output
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c(times, tmp_path):
+    body = """
+def step(batch, logs):
+    if batch == 2: tell("STEP")
+    time.sleep(0.05)
+try:
+    make().fit(np.repeat(x, 50, 0), np.repeat(y, 50, 0), batch_size=8, verbose=0,
+               callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=step)])
+except KeyboardInterrupt:
+    tell("INTERRUPTED")
+"""
+    process = start(tmp_path, body)
+    for line in process.stdout:
+        if "STEP" in line:
+            break
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family, "the fit had no worker"
+    for _ in range(times):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    process.communicate(timeout=30)
+    gone, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive, alive
+
+
+@pytest.mark.parametrize("when", ["idle", "training"])
+def test_no_worker_outlives_a_killed_caller(when, tmp_path):
+    body = f"""
+model = make()
+step = lambda batch, logs: tell("STEP") if batch == 2 and {when!r} == "training" else None
+many = 50 if {when!r} == "training" else 1
+model.fit(np.repeat(x, many, 0), np.repeat(y, many, 0), batch_size=8, verbose=0,
+          epochs=100 if many > 1 else 1,
+          callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=step)])
+tell("STEP")
+time.sleep(60)
+"""
+    process = start(tmp_path, body)
+    for line in process.stdout:
+        if "STEP" in line:
+            break
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family, "the fit had no worker"
+    process.kill()
+    gone, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive, alive
+
+
+def test_two_jobs_at_once(tmp_path):
+    body = """
+make().fit(x, y, batch_size=8, epochs=3, verbose=0)
+tell("DONE")
+"""
+    jobs = [start(tmp_path, body, f"job{i}.py") for i in range(2)]
+    assert all("DONE" in finish(job) for job in jobs)
+
+
+def test_a_small_shared_memory_mount_is_no_trouble(tmp_path):
+    body = """
+before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+big = np.ones((64, 500_000), "float32")  # 128 MB, 64 MB of it for the worker
+model = pk.parallelize(keras.Sequential([keras.layers.Dense(1)]), pk.DataParallel(2))
+model.compile("sgd", "mse")
+def look(batch, logs):
+    if os.path.isdir("/dev/shm"):
+        tell(f"FILES {sorted(set(os.listdir('/dev/shm')) - before)}")
+model.fit(big, y, batch_size=64, verbose=0,
+          callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=look)])
+tell("DONE")
+"""
+    output = finish(start(tmp_path, body))
+    assert "DONE" in output
+    assert "FILES" not in output or "FILES []" in output, output
+
+
+def test_a_model_that_cannot_be_shipped_names_the_object(tmp_path):
+    body = """
+class Holds(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.handle = open(__file__)
+    def call(self, x): return x
+model = pk.parallelize(keras.Sequential([Holds(), keras.layers.Dense(1)]), "data")
+model.compile("sgd", "mse")
+try:
+    model.fit(x, y, verbose=0)
+except ValueError as error:
+    tell(f"{type(error).__name__} {error}")
+"""
+    output = finish(start(tmp_path, body))
+    assert "UnsupportedError" in output
+    assert "handle" in output
+
+
+def test_nothing_is_left_in_the_temporary_folder(tmp_path):
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    body = """
+import tempfile
+tempfile.tempdir = MARK + "/tmp"
+make().fit(x, y, batch_size=8, verbose=0)
+pk.shutdown()
+tell("DONE")
+"""
+    assert "DONE" in finish(start(tmp_path, body))
+    assert not list(pathlib.Path(folder).iterdir())
+
+
+def test_clear_session_ends_the_workers(tmp_path):
+    body = """
+make().fit(x, y, batch_size=8, verbose=0)
+assert children()
+keras.utils.clear_session()
+time.sleep(1)
+tell(f"LEFT {len(children())}")
+fits_again()
+"""
+    output = finish(start(tmp_path, body))
+    assert "LEFT 0" in output, output
+    assert "FITS AGAIN" in output

@@ -1,0 +1,97 @@
+"""Strategies as values, and the forms in which they are written."""
+
+import pickle
+import types
+
+import pytest
+from parallel_keras import backends, strategies
+from parallel_keras.errors import UnsupportedError
+from parallel_keras.strategies import DataParallel, SingleDevice, parse
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """Eight parts of one CPU, whatever this machine has."""
+    names = [f"cpu:{index}" for index in range(8)]
+    rooms = types.SimpleNamespace(devices=types.SimpleNamespace(available=lambda: names))
+    monkeypatch.setattr(backends, "current", lambda: rooms)
+
+
+@pytest.mark.parametrize(
+    "written, strategy",
+    [
+        (None, SingleDevice()),
+        ("single", SingleDevice()),
+        ("data", DataParallel()),
+        (" Data ", DataParallel()),
+        ("data=3", DataParallel(3)),
+        ("DATA = 3", DataParallel(3)),
+        ("data=-1", DataParallel()),
+        (DataParallel(["cpu:1", 0]), DataParallel(["/CPU:1", 0])),
+    ],
+)
+def test_forms(written, strategy):
+    assert parse(written) == strategy
+    assert hash(parse(written)) == hash(strategy)
+
+
+@pytest.mark.parametrize("name", ["model", "pipeline", "auto", "sharded", "data=2,pipeline=2"])
+def test_what_comes_later_is_refused_by_name(name):
+    with pytest.raises(UnsupportedError, match="(?s)not supported yet.*Received"):
+        parse(name)
+
+
+@pytest.mark.parametrize(
+    "name, here",
+    [("ddp", "data"), ("FSDP", "sharded"), ("pp", "pipeline"), ("mirrored", "data")],
+)
+def test_names_from_elsewhere(name, here):
+    with pytest.raises(ValueError, match=f"strategy='{here}'"):
+        parse(name)
+
+
+@pytest.mark.parametrize("thing", ["", "nothing", "data=x", "single=2", 2, [0], DataParallel])
+def test_what_is_no_strategy(thing):
+    with pytest.raises(ValueError, match="Received"):
+        parse(thing)
+
+
+def test_near_misses_get_a_hint():
+    with pytest.raises(ValueError, match="Did you mean 'data'"):
+        parse("dat")
+
+
+def test_values():
+    assert DataParallel(2) == DataParallel(2)
+    assert DataParallel(2) != DataParallel(2, timeout=5)
+    assert DataParallel() != SingleDevice()
+    assert repr(DataParallel(2)) == "DataParallel(devices=2)"
+    assert repr(DataParallel([0, "gpu:1"], timeout=5)) == (
+        "DataParallel(devices=[0, 'gpu:1'], timeout=5.0)"
+    )
+    assert pickle.loads(pickle.dumps(DataParallel(2, timeout=5))) == DataParallel(2, timeout=5)
+    with pytest.raises(AttributeError, match="Received"):
+        DataParallel(2).timeout = 1
+    with pytest.raises(UnsupportedError, match="Received"):
+        DataParallel(2) * DataParallel(2)
+
+
+def test_devices_and_replicas():
+    assert DataParallel().devices == ("cpu:0", "cpu:1")
+    assert DataParallel(3).num_replicas == 3
+    assert SingleDevice().devices == ("cpu:0",)
+    assert SingleDevice().num_replicas == SingleDevice().num_stages == 1
+    with pytest.raises(ValueError, match="this machine has 8"):
+        DataParallel(9).devices  # noqa: B018
+
+
+@pytest.mark.parametrize("timeout", [0, -1, True, "60", None])
+def test_timeouts(timeout):
+    with pytest.raises(ValueError, match="Received"):
+        DataParallel(timeout=timeout)
+
+
+def test_every_name_is_known_once():
+    later, here = set(strategies._LATER), set(strategies._BY_NAME)
+    assert not later & here
+    assert set(strategies._ELSEWHERE.values()) <= later | here

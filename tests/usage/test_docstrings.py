@@ -1,0 +1,15 @@
+"""The examples in the docstrings run."""
+
+import doctest
+import importlib
+
+import pytest
+
+MODULES = ("", ".api", ".batch", ".devices", ".model", ".strategies")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name):
+    module = importlib.import_module(f"parallel_keras{name}")
+    failed, tried = doctest.testmod(module)
+    assert tried and not failed
