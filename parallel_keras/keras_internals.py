@@ -10,6 +10,7 @@ import weakref
 import keras
 import numpy as np
 from keras.src.backend.common import global_state, masking
+from keras.src.losses import loss as loss_module
 from keras.src.models import model as keras_model
 from keras.src.models.functional import Functional
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
@@ -281,3 +282,88 @@ def tie_to_session(callback):
     token = _Token()
     weakref.finalize(token, call).atexit = False
     global_state.set_global_attribute("parallel_keras_session", token)
+
+
+def moved_seed(state, replica):
+    """The value of a seed generator's state in the stream of another replica."""
+    value = keras.ops.convert_to_tensor(state.value)
+    offset = np.array([replica * _SEED_STRIDE % 2**31, 0])
+    return (value + keras.ops.cast(offset, value.dtype)) % 2**31
+
+
+def leave_losses_unscaled(is_ours):
+    """Keep Keras from dividing losses by the number of replicas under our strategies.
+
+    losses/loss.py, 3.15.1: a Keras loss is divided inside `strategy.run`, what is
+    written by hand is not, so a sum of both would be another objective. Nothing
+    changes for anybody else's strategy.
+
+    Args:
+        is_ours: Function of the current tf.distribute strategy.
+    """
+    import tensorflow as tf
+
+    for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+        stock = getattr(loss_module, name)
+        if hasattr(stock, "is_of_parallel_keras"):
+            continue
+
+        def scale(value, stock=stock):
+            return value if is_ours(tf.distribute.get_strategy()) else stock(value)
+
+        scale.is_of_parallel_keras = True
+        setattr(loss_module, name, scale)
+
+
+def set_optimizer_strategy(optimizer, strategy):
+    """Tell an optimizer where its variables live. backend/tensorflow/optimizer.py, 3.15.1."""
+    optimizer._distribution_strategy = strategy
+    index_trainables(optimizer)
+
+
+def tf_variable(variable):
+    """The tf.Variable inside a Keras variable. backend/tensorflow/core.py, 3.15.1."""
+    return variable._value if isinstance(variable, keras.Variable) else variable
+
+
+def symbolic_build(model, data):
+    """Build a model, its loss, its metrics and its optimizer for batches like this one.
+
+    trainers/trainer.py, 3.15.1.
+
+    Args:
+        data: A batch of tensors, or of specs with shapes and dtypes.
+    """
+    model._symbolic_build(data_batch=data)
+
+
+def is_built(model):
+    """Whether a model has its layers, losses, metrics and optimizer built. trainer.py, 3.15.1."""
+    parts = list(flatten_layers(model))
+    if model.compiled:
+        parts += [model._compile_loss, model._compile_metrics, model.optimizer]
+    return all(part is None or part.built for part in parts)
+
+
+class ObservingScope(keras.StatelessScope):
+    """A stateless scope that remembers what was assigned, and reads all else as it stands.
+
+    Keras asks the scope for each regularized weight and takes no for an answer only
+    from `Variable.value`. layers/layer.py, 3.15.1.
+    """
+
+    def __init__(self, state_mapping=None):
+        super().__init__(state_mapping, collect_losses=True, initialize_variables=False)
+        self.assigned = {}
+
+    def add_update(self, update):
+        variable, _ = update
+        self.assigned[id(variable)] = variable
+        super().add_update(update)
+
+    def get_current_value(self, variable):
+        return self.state_mapping.get(id(variable), variable._value)
+
+    def assigned_value(self, variable):
+        """What a variable was assigned, or None."""
+        return self.state_mapping.get(id(variable)) if id(variable) in self.assigned else None

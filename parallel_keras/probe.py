@@ -5,7 +5,7 @@ the user's own there is one way to know: compute it on some rows at once and on
 two uneven parts of them, and compare the first with the combination of the
 others. What does not hold is refused by name, before any weight changes.
 
-Everything runs under a `keras.StatelessScope`: no variable is touched.
+Everything runs under a stateless scope: no variable is touched.
 """
 
 import keras
@@ -143,7 +143,7 @@ class _Outcome:
 
 def _forward(model, data, layers, training):
     x = data[0]
-    with keras.StatelessScope() as scope:
+    with keras_internals.ObservingScope() as scope:
         with keras_internals.no_gradient():
             y_pred = model(x, training=training) if _takes_training(model) else model(x)
             losses = sum((np.sum(_numpy(loss)) for loss in model.losses), 0.0)
@@ -151,7 +151,7 @@ def _forward(model, data, layers, training):
         metric_ids = {id(v) for metric in model.metrics for v in metric.variables}
         for layer in layers:
             for variable in keras_internals.own_state(layer):
-                value = scope.get_current_value(variable)
+                value = scope.assigned_value(variable)
                 if value is not None and id(variable) not in metric_ids:
                     state[id(variable)] = (variable.path, _numpy(value))
     keras_internals.clear_losses(model)
@@ -189,7 +189,7 @@ def _probe_losses(model, data, y_pred, parts, shares, refuse):
 
 def _loss(model, data, y_pred):
     _, y, sample_weight = data
-    with keras.StatelessScope(), keras_internals.no_gradient():
+    with keras_internals.ObservingScope(), keras_internals.no_gradient():
         return _numpy(keras_internals.compile_loss_of(model)(y, y_pred, sample_weight))
 
 
@@ -224,7 +224,7 @@ def _metric_states(model, data, y_pred, metrics, updates):
     """The change of each state variable by each of some equal updates."""
     _, y, sample_weight = data
     container = keras_internals.compile_metrics_of(model)
-    with keras.StatelessScope() as scope, keras_internals.no_gradient():
+    with keras_internals.ObservingScope() as scope, keras_internals.no_gradient():
         for metric in metrics:
             metric.reset_state()
         variables = [v for metric in metrics for v in metric.variables]

@@ -1,0 +1,164 @@
+"""One replica's part of a step, inside `strategy.run`: forward, loss, gradient, metrics.
+
+Nothing here waits for the other replicas, except what a layer asks for itself
+(`BatchNormalization(synchronized=True)`). The step in `data.py` combines the parts.
+"""
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from parallel_keras import keras_internals
+from parallel_keras.backends.tensorflow.rows import Rows
+from parallel_keras.backends.tensorflow.state import capture, new_values, weighted
+from parallel_keras.capabilities import check
+
+
+class Replica:
+    """The steps of one model on one replica's rows.
+
+    Args:
+        model: The Keras model, its variables under the strategy.
+        strategy: Our `DataParallel`, for messages.
+        replicas: Int.
+        averaged: Set of ids of the metric variables that count with the rows'
+            share.
+    """
+
+    def __init__(self, model, strategy, replicas, averaged):
+        self.model = model
+        self.strategy = strategy
+        self.replicas = replicas
+        self.averaged = averaged
+        # Of no rows, most layers can make nothing of use. A replica without
+        # rows computes on one that counts for nothing, unless a layer counts
+        # the rows of all replicas itself.
+        synchronized = any(
+            getattr(layer, "synchronized", False)
+            for layer in keras_internals.flatten_layers(model)
+        )
+        self.least = 0 if synchronized else 1
+
+    def train(self, data, total):
+        """Weighted gradients, and what the forward pass assigned."""
+        model, rows = self.model, self._rows(total)
+        x, y, sample_weight = rows.take(data)
+        trainable = [v._value for v in model.trainable_variables]
+        with capture(model, self._number) as scope:
+            with tf.GradientTape() as tape:
+                y_pred, loss = self._forward(x, y, sample_weight, training=True)
+                scaled = model.optimizer.scale_loss(loss)
+                scaled = scaled * rows.share(scaled.dtype)
+            gradients = tape.gradient(scaled, trainable) if trainable else []
+        gradients = [None if g is None else _masked(tf.convert_to_tensor(g), rows) for g in gradients]
+        metric_ids = self._update_metrics(scope, rows, y, y_pred, sample_weight, loss)
+        variables, values = new_values(scope, exclude=metric_ids)
+        self.assigned = variables
+        return gradients, [weighted(tf.convert_to_tensor(v), rows) for v in values]
+
+    def test(self, data, total):
+        """Update the metrics."""
+        rows = self._rows(total)
+        x, y, sample_weight = rows.take(data)
+        with capture(self.model, self._number) as scope:
+            y_pred, loss = self._forward(x, y, sample_weight, training=False)
+        self._update_metrics(scope, rows, y, y_pred, sample_weight, loss)
+
+    def predict(self, data, total):
+        """Outputs for this replica's rows."""
+        rows = self._rows(total)
+        (x,) = rows.take(data)
+        with capture(self.model, self._number):
+            y_pred = self._call(x, training=False)
+        return tree.map_structure(lambda leaf: self._own_rows(leaf, rows), y_pred)
+
+    def _rows(self, total):
+        return Rows(total, self.replicas, self._number, self.least)
+
+    @property
+    def _number(self):
+        return tf.distribute.get_replica_context()._replica_id
+
+    def _call(self, x, training):
+        if keras_internals.call_has_training(self.model):
+            return self.model(x, training=training)
+        return self.model(x)
+
+    def _forward(self, x, y, sample_weight, training):
+        y_pred = self._call(x, training)
+        if any(keras_internals.keras_mask(leaf) is not None for leaf in tree.flatten(y_pred)):
+            check("masked_loss", self.strategy, "tensorflow", "an output with a Keras mask")
+        loss = keras_internals.compute_loss(
+            self.model, x, y, y_pred, sample_weight, training=training
+        )
+        return y_pred, loss
+
+    def _own_rows(self, leaf, rows):
+        if leaf.shape.rank == 0 or (
+            isinstance(rows.size, int) and leaf.shape[0] not in (None, rows.size)
+        ):
+            check(
+                "row_output",
+                self.strategy,
+                "tensorflow",
+                f"an output of shape {tuple(leaf.shape)}",
+            )
+        return leaf[: rows.count] if rows.may_be_none else leaf
+
+    # ---- metrics ----
+
+    def _update_metrics(self, scope, rows, y, y_pred, sample_weight, loss):
+        """Add this replica's rows; returns the ids of all metric variables."""
+        model = self.model
+        variables = {id(v): v for metric in model.metrics for v in metric.variables}
+        before = {key: tf.identity(variables[key].value) for key in self.averaged}
+
+        def update():
+            # Those that a layer, or the loss of several outputs, has updated
+            # inside of the forward pass.
+            for key in scope.assigned.keys() & variables.keys():
+                variables[key].assign(scope.assigned_value(variables[key]))
+            count = tf.cast(rows.count, "float32")
+            keras_internals.loss_tracker(model).update_state(loss, sample_weight=count)
+            metrics = keras_internals.compile_metrics_of(model)
+            if metrics is not None:
+                metrics.update_state(y, y_pred, sample_weight)
+            for key, value in before.items():
+                change = variables[key].value - value
+                variables[key].assign(value + change * rows.share(value.dtype))
+            return tf.constant(0)
+
+        if not rows.may_be_none or self.replicas == 1:
+            update()
+        elif not isinstance(rows.count, int):
+            tf.cond(rows.some, update, lambda: tf.constant(0))
+        return variables.keys()
+
+
+def _masked(gradient, rows):
+    """Without rows a replica adds nothing, whatever it computed."""
+    if not rows.may_be_none:
+        return gradient
+    return tf.where(rows.some, gradient, tf.zeros_like(gradient))
+
+
+def with_callers_state(function):
+    """Run a replica's function under Keras's global attributes of the caller's thread.
+
+    tf.distribute runs each replica in a thread of its own.
+    """
+    state = keras_internals.global_state_snapshot()
+
+    def run(*arguments):
+        result = []
+        keras_internals.with_global_state(state, lambda: result.append(function(*arguments)))()
+        return result[0]
+
+    return run
+
+
+def to_spec(leaf):
+    """A symbolic input for a leaf of a batch, or of its spec."""
+    if leaf is None or isinstance(leaf, (tf.OptionalSpec, tf.experimental.Optional)):
+        return None
+    return keras.KerasTensor(tuple(leaf.shape), keras.backend.standardize_dtype(leaf.dtype))

@@ -1,0 +1,33 @@
+"""What lives as long as the process: the strategies of tf.distribute."""
+
+import tensorflow as tf
+
+from parallel_keras import devices as device_names
+from parallel_keras import keras_internals
+from parallel_keras.backends.tensorflow.devices import tf_device
+
+_strategies = {}
+
+
+def shutdown():
+    """Nothing to end: the replicas live in this process."""
+
+
+def mirrored_strategy(devices):
+    """The one `MirroredStrategy` over these devices."""
+    if devices not in _strategies:
+        if all(device_names.kind_of(name) == "gpu" for name in devices):
+            reduction = tf.distribute.NcclAllReduce()
+        else:
+            # The default is a collective, of which one process can have one.
+            reduction = tf.distribute.ReductionToOneDevice()
+        strategy = tf.distribute.MirroredStrategy(
+            [tf_device(name) for name in devices], cross_device_ops=reduction
+        )
+        _strategies[devices] = strategy
+        keras_internals.leave_losses_unscaled(_is_ours)
+    return _strategies[devices]
+
+
+def _is_ours(strategy):
+    return any(strategy is ours for ours in _strategies.values())

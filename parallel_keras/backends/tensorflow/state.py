@@ -1,0 +1,47 @@
+"""Variables that a forward pass assigns, captured on each replica and combined.
+
+Inside a replica nothing is assigned: under a stateless scope the new values are
+kept. After the replicas have run, floating-point state becomes the average weighted
+with the rows, and whole numbers those of the first replica. Each replica draws its
+random numbers from a seed of its own; the stored seed goes on as the first's.
+"""
+
+import tensorflow as tf
+
+from parallel_keras import keras_internals
+
+
+def capture(model, replica):
+    """A scope for one replica's forward pass, with seeds of its own."""
+    seeds = [
+        generator.state
+        for layer in keras_internals.flatten_layers(model)
+        for generator in keras_internals.seed_generators(layer)
+    ]
+    moved = [(seed, keras_internals.moved_seed(seed, replica)) for seed in seeds]
+    # The first replica draws what one device would draw.
+    return keras_internals.ObservingScope(moved if replica else None)
+
+
+def new_values(scope, exclude):
+    """The variables that were assigned, without some, and their new values."""
+    variables = [v for key, v in scope.assigned.items() if key not in exclude]
+    return variables, [scope.assigned_value(v) for v in variables]
+
+
+def weighted(value, rows):
+    """A replica's part of the average of a state variable."""
+    if not value.dtype.is_floating:
+        return value
+    part = value * rows.share(value.dtype)
+    # What a replica computed without rows may be anything, NaN too.
+    return tf.where(rows.some, part, tf.zeros_like(part)) if rows.may_be_none else part
+
+
+def assign_combined(strategy, variables, parts):
+    """Assign the combination of the replicas' parts, in cross-replica context."""
+    for variable, part in zip(variables, parts, strict=True):
+        if variable._value.dtype.is_floating:
+            variable.assign(strategy.reduce(tf.distribute.ReduceOp.SUM, part, axis=None))
+        else:
+            variable.assign(strategy.experimental_local_results(part)[0])
