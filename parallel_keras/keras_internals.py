@@ -16,6 +16,7 @@ from keras.src.models.functional import Functional
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
 from keras.src.saving import object_registration
 from keras.src.saving.keras_saveable import KerasSaveable
+from keras.src.utils.backend_utils import DynamicBackend
 from keras.src.utils.tracking import (
     TrackedDict,
     TrackedList,
@@ -367,3 +368,8 @@ class ObservingScope(keras.StatelessScope):
     def assigned_value(self, variable):
         """What a variable was assigned, or None."""
         return self.state_mapping.get(id(variable)) if id(variable) in self.assigned else None
+
+
+def accumulators(optimizer):
+    """The variables of gradient accumulation, without the gaps."""
+    return [v for v in accumulated_gradients(optimizer) if v is not None]

@@ -41,8 +41,8 @@ class Case:
             weights are only noise. They are compared through History and
             predict, and by a second case with a large epsilon.
         tolerance: Above 1e-5 only where the case's own type is coarser.
-        quick: The numbers of replicas that `make test` runs; `make test-all`
-            runs 1 to 4.
+        quick: The numbers of replicas that `make test` runs, in increasing
+            order; `make test-all` runs 1 to 4.
         backend: A backend's name where the feature exists on one only.
     """
 
@@ -62,24 +62,36 @@ class Case:
 FIT = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
 
 
-def grid(cases, replicas=(1, 2, 3, 4)):
-    """pytest parameters `case, strategy` for a list of cases."""
-    names = [case.name for case in cases]
+def grid(room, replicas=(1, 2, 3, 4)):
+    """pytest parameters `case, strategy` for the `CASES` of a module.
+
+    On TensorFlow every case is traced anew, which takes seconds: there `make
+    test` runs those that the module names in `TRACED`, at their largest number
+    of replicas only. `make test-all` runs everything on both backends.
+    """
+    names = [case.name for case in room.CASES]
     twice = {name for name in names if names.count(name) > 1}
     assert not twice, f"two cases have the same name: {twice}"
+    assert room.TRACED <= set(names), f"not there: {room.TRACED - set(names)}"
     return [
         pytest.param(
             case,
             f"data={n}",
             id=f"{case.name}-data{n}",
             marks=[
-                *([] if n in case.quick else [pytest.mark.long]),
+                *([] if n in _quick(case, room.TRACED) else [pytest.mark.long]),
                 *([pytest.mark.backend(case.backend)] if case.backend else []),
             ],
         )
-        for case in cases
+        for case in room.CASES
         for n in replicas
     ]
+
+
+def _quick(case, traced):
+    if BACKEND != "tensorflow":
+        return case.quick
+    return case.quick[-1:] if case.name in traced else ()
 
 
 def scenarios(functions, replicas=(1, 2, 3, 4), quick=(3,)):

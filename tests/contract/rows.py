@@ -21,9 +21,9 @@ def one_hot(n=N, features=6, kinds=3):
 
 
 def regression(n=N, features=6, outputs=1):
-    """Rows with targets between 0.5 and 1.5."""
+    """Rows with targets between 0.2 and 2.2: none is near zero, and their variance is not small."""
     rng = np.random.default_rng(1)
-    return {"x": _normal(rng, n, features), "y": _uniform(rng, n, outputs) + 0.5}
+    return {"x": _normal(rng, n, features), "y": 2 * _uniform(rng, n, outputs) + np.float32(0.2)}
 
 
 def binary(n=N, features=6, outputs=1):

@@ -9,7 +9,7 @@ import models
 import numpy as np
 import pytest
 import rows
-from cases import adam, compiled, sgd
+from cases import adam, compiled
 from harness import fit, make, state
 from keras import callbacks, layers, ops
 
@@ -217,14 +217,18 @@ class Save(callbacks.Callback):
 
 
 class Beta(callbacks.Callback):
-    """Changes a plain attribute that `call` reads."""
+    """Changes plain attributes that `call` reads, of the model and of a layer."""
 
     def on_epoch_begin(self, epoch, logs=None):
         self.model.beta = float(epoch)
+        self.model.scale.factor = 1.0 + 0.5 * epoch
+
+
+class BetaOfBatch(callbacks.Callback):
+    """The same in the middle of an epoch."""
 
     def on_train_batch_begin(self, batch, logs=None):
-        if batch == 2:
-            self.model.scale.factor = 0.5 + self.model.beta
+        self.model.beta = 0.5 * batch
 
 
 class Factor(layers.Layer):
@@ -258,9 +262,8 @@ OWN = [
     with_callbacks("stops", lambda directory: [Stop()]),
     with_callbacks("looks", lambda directory: [Look()], after=lambda m, c, d: c[0].seen),
     with_callbacks("saves", lambda directory: [Save(directory)], after=_load),
-    with_callbacks(
-        "sets_attributes", lambda directory: [Beta()], model=WithBeta, arguments=compiled(sgd)
-    ),
+    with_callbacks("sets_attributes", lambda directory: [Beta()], model=WithBeta),
+    with_callbacks("sets_attributes_of_a_batch", lambda directory: [BetaOfBatch()], model=WithBeta),
 ]
 
 

@@ -8,27 +8,27 @@ from cases import batches, kinds, losses, metrics, optimizers
 from harness import check, grid
 
 
-@pytest.mark.parametrize("case, strategy", grid(optimizers.CASES))
+@pytest.mark.parametrize("case, strategy", grid(optimizers))
 def test_optimizers(case, strategy):
     check(case, strategy)
 
 
-@pytest.mark.parametrize("case, strategy", grid(batches.CASES))
+@pytest.mark.parametrize("case, strategy", grid(batches))
 def test_batches(case, strategy):
     check(case, strategy)
 
 
-@pytest.mark.parametrize("case, strategy", grid(losses.CASES))
+@pytest.mark.parametrize("case, strategy", grid(losses))
 def test_losses(case, strategy):
     check(case, strategy)
 
 
-@pytest.mark.parametrize("case, strategy", grid(kinds.CASES))
+@pytest.mark.parametrize("case, strategy", grid(kinds))
 def test_kinds(case, strategy):
     check(case, strategy)
 
 
-@pytest.mark.parametrize("case, strategy", grid(metrics.CASES))
+@pytest.mark.parametrize("case, strategy", grid(metrics))
 def test_metrics(case, strategy):
     check(case, strategy)
 

@@ -170,6 +170,9 @@ MODELS = [
                               "amount": losses.MeanSquaredError(reduction="sum")},
                 metrics=None)),
     Refusal("masked_output", ["mask"], masked, data=masked_rows),
+    # The mean over the rows that are not ignored: a mask by another name.
+    Refusal("loss_ignore_class", ["mask"], compile=compiled(
+        loss=lambda: losses.SparseCategoricalCrossentropy(ignore_class=1))),
     Refusal("loss_of_the_batch", ["contrastive"], models.regressor, regression(contrastive),
             lambda: rows.regression()),
     Refusal("loss_root", ["root"], models.regressor, regression(root),
@@ -223,7 +226,7 @@ def test_refused_before_the_first_step(refusal, strategy):
     assert optimizer is None or int(optimizer.iterations) == 0
 
 
-@pytest.mark.parametrize("refusal", [MODELS[0], MODELS[6], MODELS[11]], ids=repr)
+@pytest.mark.parametrize("refusal", [MODELS[0], MODELS[6], MODELS[12]], ids=repr)
 def test_what_is_refused_runs_on_a_single_device(refusal):
     model = pk.parallelize(refusal.model())
     model.compile(**refusal.compile(), strategy=None)

@@ -4,12 +4,15 @@ Keras's and torch's global settings, the import path, the working directory and 
 warnings filters: a worker is a new process with the defaults of all of them.
 """
 
+import hashlib
 import os
+import random
 import sys
 import warnings
 
 import cloudpickle
 import keras
+import numpy as np
 import torch
 
 from parallel_keras import keras_internals
@@ -62,6 +65,23 @@ def apply(configuration, rank):
     keras_internals.set_global_seed(values["seed"], rank)
     for name, (_, write) in _TORCH.items():
         write(values["torch"][name])
+
+
+def seed_for_workers():
+    """A number that follows from torch's random state here, without drawing from it.
+
+    Unseeded Dropout draws from that state: setting it makes the workers' masks
+    repeat as the caller's do.
+    """
+    digest = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).digest()
+    return int.from_bytes(digest[:4], "little") >> 1
+
+
+def seed_everything(seed):
+    """Seed a worker's global random states."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 # A worker's own share of the machine.

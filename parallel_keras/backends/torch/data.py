@@ -23,6 +23,7 @@ from parallel_keras.backends.torch import configuration, forwarding, memory, shi
 from parallel_keras.backends.torch.devices import torch_device
 from parallel_keras.backends.torch.metrics import CallerMetrics, metric_variables
 from parallel_keras.backends.torch.replica import Replica, fold_accumulators
+from parallel_keras.backends.torch.structures import fill, leaves
 
 _keys = itertools.count()
 
@@ -63,12 +64,12 @@ class Lowering(lowering.Lowering):
         threads = torch.get_num_threads()
         if device_names.is_simulated(self.devices):
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.world_size))
-        self.ship.stale = True
+        self.ship.stale = self.ship.reseed = True
         members = vars(self.model)
         members["reset_metrics"] = self._reset_metrics
         try:
             yield
-            self._fold()
+            self.fold()
         finally:
             members.pop("reset_metrics", None)
             torch.set_num_threads(threads)
@@ -122,7 +123,7 @@ class Lowering(lowering.Lowering):
         structure = tree.map_structure(lambda leaf: leaf is not None, data)
         changes = self.ship.changes(self.averaged)
         for rank in range(1, self.world_size):
-            part = [leaf[rows[rank]] for leaf in tree.flatten(data) if leaf is not None]
+            part = [leaf[rows[rank]] for leaf in leaves(data) if leaf is not None]
             layout = self.pool.inbound(rank).write(number % memory.SLOTS, part)
             work = (structure, layout, counts[rank], total, counts[-1] > 0)
             self.pool.send(rank, ("step", self.key, number, kind, work, changes))
@@ -145,7 +146,7 @@ class Lowering(lowering.Lowering):
     def _predict(self, number, own, counts):
         with torch.no_grad():
             outputs = self.ship.replica.predict(shipping.to_device(own, self.device)[0])
-        parts = [tree.flatten(outputs)]
+        parts = [leaves(outputs)]
         for rank in range(1, self.world_size):
             if counts[rank]:
                 _, _, layout = self.pool.receive(rank)
@@ -159,11 +160,11 @@ class Lowering(lowering.Lowering):
                     f"an output of shape {tuple(leaf.shape)} for {counts[0]} rows",
                 )
         whole = [
-            torch.cat([leaf.to(parts[0][index].device) for leaf in leaves])
-            for index, leaves in enumerate(zip(*parts, strict=True))
+            torch.cat([leaf.to(parts[0][index].device) for leaf in pieces])
+            for index, pieces in enumerate(zip(*parts, strict=True))
         ]
         self.ship.forwarder.taken()
-        return tree.pack_sequence_as(outputs, whole)
+        return fill(outputs, whole)
 
     def _probe(self, kind, data, total):
         """Before the first step: do the user's own losses and metrics add up?"""
@@ -176,8 +177,8 @@ class Lowering(lowering.Lowering):
             self.averaged = tuple(numbers)
         self.ship.probed = True
 
-    def _fold(self):
-        """At the end of a fit: what is accumulated since the last update is read here."""
+    def fold(self):
+        """Fetch what the workers have accumulated since the last update."""
         if self.ship.replica is not None and self.ship.accumulates():
             try:
                 self.pool.broadcast_message(("fold", self.key))
@@ -196,6 +197,7 @@ class _Shipment:
         # The lowering owns this object.
         self.lowering = weakref.proxy(lowering)
         self.stale = True  # the whole model has to be compared
+        self.reseed = True
         self.probed = False
         self.lost()
 
@@ -215,14 +217,17 @@ class _Shipment:
         lowering = self.lowering
         generation = lowering.pool.ready()
         if generation == self.generation:
-            if not self.stale:
+            self._attributes = self.forwarder.changed_attributes()
+            if not self.stale and self._attributes is not None:
                 return
             variables = shipping.variables_of(lowering.model)
             same = self.forwarder.is_same(lowering.model, variables)
-            if same and not features.has_user_code(lowering.model):
+            if same and self._attributes is not None and not features.has_user_code(lowering.model):
                 self.stale = False
                 return
         self.stale = False
+        if generation == self.generation:
+            lowering.fold()  # what the workers hold alone would be lost
         skeleton, tensors = shipping.split(lowering.model)
         if generation == self.generation and same and skeleton == self.skeleton:
             return
@@ -242,17 +247,20 @@ class _Shipment:
             lowering.model, 0, lowering.world_size, lowering.pool.group, has_user_layers
         )
         self._sent_averaged = None
+        self._attributes = ()
 
     def changes(self, averaged):
         """What the program has changed since the last step."""
-        attributes = self.forwarder.changed_attributes()
+        attributes, self._attributes = self._attributes, ()
         flags = self.forwarder.changed_flags()
         if flags or any(key == "_trainable" for _, key, _ in attributes):
             self.replica.refresh()
         numbers = self.forwarder.changed_variables()
         news = averaged if averaged != self._sent_averaged else None
         self._sent_averaged = averaged
-        return numbers, attributes, flags, news
+        # Once per call of fit and the like, in whose course the workers draw on.
+        seed, self.reseed = configuration.seed_for_workers() if self.reseed else None, False
+        return numbers, attributes, flags, news, seed
 
     def send_values(self, numbers):
         forwarding.send_values(self.forwarder.variables, numbers, self.lowering.pool.group)

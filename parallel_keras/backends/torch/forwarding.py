@@ -12,22 +12,10 @@ import keras
 from keras import tree
 
 from parallel_keras import features, keras_internals
+from parallel_keras.backends.torch.reducers import BOOKKEEPING
 from parallel_keras.backends.torch.shipping import broadcast
 
 _PLAIN = (int, float, bool, str, type(None))
-
-# Written by Keras in the course of a step or a fit, without a meaning for it.
-_BOOKKEEPING = frozenset(
-    {
-        "stop_training",
-        "stop_evaluating",
-        "stop_predicting",
-        "train_function",
-        "test_function",
-        "predict_function",
-        "training",  # torch's own flag, sent with each step's kind
-    }
-)
 
 
 class Forwarder:
@@ -47,7 +35,7 @@ class Forwarder:
         for number, holder in enumerate(self.holders):
             for key, value in vars(holder).items():
                 own = key not in base and key not in keras_internals.INSTANCE_OVERRIDES
-                if key in _BOOKKEEPING or not (own or key == "_trainable"):
+                if key in BOOKKEEPING or not (own or key == "_trainable"):
                     continue
                 if isinstance(value, _PLAIN):
                     self._plain.append([number, key, vars(holder), value])
@@ -84,12 +72,18 @@ class Forwarder:
         ]
 
     def changed_attributes(self):
-        """Plain attributes that were written since the last look, as (holder, key, value)."""
+        """Plain attributes that were written since the last look, as (holder, key, value).
+
+        `None` where one of them is no longer a plain value: the model has to be
+        compared whole.
+        """
         changed = []
         for entry in self._plain:
             number, key, members, value = entry
             now = members.get(key)
             if now is not value and not (now == value and type(now) is type(value)):
+                if not isinstance(now, _PLAIN):
+                    return None
                 entry[3] = now
                 changed.append((number, key, now))
         return changed

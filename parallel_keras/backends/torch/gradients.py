@@ -106,6 +106,11 @@ class GradientReducer:
         return parameter.grad if held is None else parameter.grad + held
 
     def _wrap(self):
+        looks = self.dynamic or not all(self.reached)
+        if looks:
+            # torch warns each user of a search for unused parameters that
+            # finds none: here is one to find.
+            self._module.register_parameter("never_used", torch.nn.Parameter(torch.zeros(1, device=self.parameters[0].device)))
         return DistributedDataParallel(
             self._module,
             process_group=self.group,
@@ -114,7 +119,7 @@ class GradientReducer:
             gradient_as_bucket_view=True,
             # Parameters that no rank's loss reaches keep no gradient, as in
             # Keras; telling them apart walks the graph each step.
-            find_unused_parameters=self.dynamic or not all(self.reached),
+            find_unused_parameters=looks,
         )
 
 

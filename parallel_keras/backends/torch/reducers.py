@@ -15,8 +15,9 @@ from parallel_keras import keras_internals
 
 _loading = threading.local()
 
-# Left behind: made by Keras for one process, or by us for the caller's instance.
-_DROPPED = frozenset(
+# Left behind, and not watched for changes: made by Keras for one process or one
+# call of fit, or by us for the caller's instance.
+BOOKKEEPING = frozenset(
     {
         *keras_internals.INSTANCE_OVERRIDES,
         "train_function",
@@ -27,7 +28,12 @@ _DROPPED = frozenset(
         "history",
         "reset_metrics",
         "save_own_variables",
+        "stop_training",
+        "stop_evaluating",
+        "stop_predicting",
+        "training",  # torch's flag, which each step's kind implies
         "_eval_epoch_iterator",
+        "_initial_epoch",
         "_trainable_variables_indices",
         "_exclude_from_weight_decay_cache",
         "_loss_ids",
@@ -44,8 +50,10 @@ def reduce_keras(obj):
     if isinstance(obj, keras_internals.TRACKED_CONTAINERS):
         content = list(obj.items()) if isinstance(obj, dict) else list(obj)
         return _new_container, (type(obj),), (obj.tracker, content), None, None, _set_container
+    if isinstance(obj, keras_internals.DynamicBackend):
+        return type(obj), (obj._backend,)
     if isinstance(obj, keras_internals.KerasSaveable):
-        state = {key: value for key, value in vars(obj).items() if key not in _DROPPED}
+        state = {key: value for key, value in vars(obj).items() if key not in BOOKKEEPING}
         if isinstance(obj, keras.optimizers.Optimizer):
             _name_excluded_variables(obj, state)
         arguments = (type(obj), isinstance(obj, keras_internals.Functional))
@@ -129,8 +137,9 @@ def _set_saveable(obj, state):
     excluded = state.pop(_EXCLUDED, None)
     vars(obj).update(state)
     if isinstance(obj, keras.layers.Layer):
-        vars(obj).update(_losses=[], _loss_ids=set())
+        vars(obj).update(_losses=[], _loss_ids=set(), training=True)
     if isinstance(obj, keras.Model):
+        vars(obj).update(stop_training=False, _initial_epoch=None)
         for kind in ("train", "test", "predict"):
             vars(obj)[f"{kind}_function"] = None
     if isinstance(obj, keras.optimizers.Optimizer):

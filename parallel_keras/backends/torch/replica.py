@@ -171,6 +171,15 @@ def refuse_mask(y_pred):
         check("masked_loss", DataParallel(), "torch", "an output with a Keras mask")
 
 
+def forget_accumulated(optimizer):
+    """In a worker: what was accumulated before is with rank 0 alone."""
+    accumulator = _Accumulator.of(optimizer)
+    if accumulator is not None:
+        with torch.no_grad():
+            for tensor in accumulator.tensors():
+                tensor.zero_()
+
+
 def fold_accumulators(optimizer, rank, group):
     """Bring what the ranks have accumulated to rank 0, so that it can be read there."""
     accumulator = _Accumulator.of(optimizer)

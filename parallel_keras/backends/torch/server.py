@@ -7,13 +7,12 @@ A worker holds a replica of each model that the caller has trained lately.
 import warnings
 
 import torch
-from keras import tree
 
 from parallel_keras import keras_internals
-from parallel_keras.backends.torch import configuration as settings
-from parallel_keras.backends.torch import forwarding, shipping
+from parallel_keras.backends.torch import configuration, forwarding, shipping
 from parallel_keras.backends.torch.metrics import WorkerMetrics
-from parallel_keras.backends.torch.replica import Replica, fold_accumulators
+from parallel_keras.backends.torch.structures import fill, leaves
+from parallel_keras.backends.torch.replica import Replica, fold_accumulators, forget_accumulated
 
 
 class Server:
@@ -32,9 +31,9 @@ class Server:
         name, *arguments = message
         getattr(self, f"on_{name}")(*arguments)
 
-    def on_configure(self, configuration):
+    def on_configure(self, values):
         """See what the caller sees: Keras's and torch's settings, the import path."""
-        settings.apply(configuration, self.context.rank)
+        configuration.apply(values, self.context.rank)
         # The caller gives this warning already, for the same weights.
         warnings.filterwarnings("ignore", message="Gradients do not exist for variables")
 
@@ -57,8 +56,8 @@ class Server:
         context = self.context
         served.take_over(changes)
         structure, layout, rows, total, all_have_rows = batch
-        leaves = iter(context.inbound.read(layout))
-        data = tree.map_structure(lambda has: next(leaves) if has else None, structure)
+        arrays = iter(context.inbound.read(layout))
+        data = fill(structure, [next(arrays) if has else None for has in leaves(structure)])
         data = shipping.to_device(data, context.device)
         share = rows / total
 
@@ -77,7 +76,7 @@ class Server:
                 served.replica.test(data, rows)
                 publish()
             elif rows:
-                outputs = tree.flatten(served.replica.predict(data[0]))
+                outputs = leaves(served.replica.predict(data[0]))
                 layout = context.outbound.write(0, [output.cpu() for output in outputs])
                 context.send(("result", number, layout))
 
@@ -97,6 +96,7 @@ class _Served:
         forwarding.offset_seeds(
             model, range(len(self.variables)), self.variables, context.rank
         )
+        forget_accumulated(model.optimizer)
         self.metrics = WorkerMetrics(model)
         self.averaged = ()
         self.replica = Replica(
@@ -105,7 +105,9 @@ class _Served:
 
     def take_over(self, changes):
         """Make the caller's changes since the last step."""
-        numbers, attributes, flags, averaged = changes
+        numbers, attributes, flags, averaged, seed = changes
+        if seed is not None:
+            configuration.seed_everything(seed + self.context.rank)
         if forwarding.apply(self.model, self.variables, attributes, flags):
             self.replica.refresh()
         if averaged is not None:
@@ -114,3 +116,6 @@ class _Served:
             rank = self.context.rank
             forwarding.send_values(self.variables, numbers, self.context.group)
             forwarding.offset_seeds(self.model, numbers, self.variables, rank)
+            written = {id(self.variables[number]) for number in numbers}
+            if any(id(v) in written for v in keras_internals.accumulators(self.model.optimizer)):
+                forget_accumulated(self.model.optimizer)

@@ -16,6 +16,17 @@ def sized(n, batch_size, **rest):
     )
 
 
+# What `make test` runs on TensorFlow too (see harness.grid).
+TRACED = {
+    "rows69_batch16",
+    "rows9_batch8",
+    "rows7_batch2",
+    "sample_weight_per_output",
+    "class_weight",
+    "validation_split",
+    "steps_per_epoch",
+}
+
 CASES = [
     sized(48, 16, quick=(2,)),  # even everywhere
     sized(69, 16, quick=(2, 3)),  # the last batch is short

@@ -38,6 +38,19 @@ def batch_norm(name, optimizer, **rest):
     )
 
 
+# What `make test` runs on TensorFlow too (see harness.grid).
+TRACED = {
+    "sequential_unbuilt",
+    "subclassed",
+    "unreached_output",
+    "inputs_dict",
+    "embedding_adam",
+    "transformer_adam",
+    "batch_norm_synchronized",
+    "layer_metric",
+    "layer_state",
+}
+
 CASES = [
     case("sequential", models.sequential),
     case("sequential_unbuilt", models.sequential_unbuilt, quick=(2, 3)),

@@ -122,6 +122,15 @@ def three(builder):
     return lambda: builder(outputs=3)
 
 
+# What `make test` runs on TensorFlow too (see harness.grid).
+TRACED = {
+    "metrics_regression",
+    "metrics_weighted",
+    "metrics_categorical",
+    "metric_functions",
+    "metric_class",
+}
+
 CASES = [
     case(
         "metrics_regression",

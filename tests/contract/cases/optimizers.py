@@ -13,6 +13,21 @@ def optimizer(name, make, **rest):
 
 LONG = {"quick": ()}
 
+# What `make test` runs on TensorFlow too (see harness.grid).
+TRACED = {
+    "optimizer_adam",
+    "optimizer_lion",
+    "optimizer_muon",
+    "optimizer_adafactor",
+    "clipnorm",
+    "global_clipnorm",
+    "accumulation_clipped",
+    "accumulation_embedding",
+    "ema_overwrite",
+    "schedule_cosine",
+    "loss_scale_float32",
+}
+
 CASES = [
     optimizer("sgd", lambda: optimizers.SGD(0.1)),
     optimizer("sgd_nesterov", lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True)),
