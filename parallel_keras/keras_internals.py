@@ -327,23 +327,84 @@ def tf_variable(variable):
     return variable._value if isinstance(variable, keras.Variable) else variable
 
 
-def symbolic_build(model, data):
-    """Build a model, its loss, its metrics and its optimizer for batches like this one.
-
-    trainers/trainer.py, 3.15.1.
+def symbolic_build(model, data, kind):
+    """Build what a kind of step needs, for batches like this one. trainer.py, 3.15.1.
 
     Args:
-        data: A batch of tensors, or of specs with shapes and dtypes.
+        model: A Keras model.
+        data: `(x, y, sample_weight)` of tensors or symbolic inputs; `(x,)` to
+            predict.
+        kind: `"train"`, `"test"` or `"predict"`.
     """
-    model._symbolic_build(data_batch=data)
+    if kind == "predict":
+        symbols = keras.tree.map_structure(
+            lambda leaf: None if leaf is None else keras.KerasTensor(leaf.shape, leaf.dtype), data
+        )
+        keras.src.backend.compute_output_spec(model, symbols[0], training=False)
+        return
+    optimizer = model.optimizer
+    if kind == "test":
+        # Keras would build it too; in plain evaluate it stays as it is.
+        vars(model)["optimizer"] = None
+    try:
+        model._symbolic_build(data_batch=data)
+    finally:
+        vars(model)["optimizer"] = optimizer
 
 
-def is_built(model):
-    """Whether a model has its layers, losses, metrics and optimizer built. trainer.py, 3.15.1."""
+def build_optimizer(model):
+    """Make an optimizer's slots for a model. trainer.py, 3.15.1."""
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def is_built(model, kind):
+    """Whether a model is built as far as a kind of step needs. trainer.py, 3.15.1."""
     parts = list(flatten_layers(model))
-    if model.compiled:
-        parts += [model._compile_loss, model._compile_metrics, model.optimizer]
+    if kind != "predict":
+        parts += [model._compile_loss, model._compile_metrics]
+    if kind == "train":
+        parts.append(model.optimizer)
     return all(part is None or part.built for part in parts)
+
+
+def output_loss_metrics(model):
+    """The metrics of the single outputs' losses. compile_utils.py, 3.15.1."""
+    return [] if model._compile_loss is None else list(model._compile_loss.metrics)
+
+
+def replace_synchronized_moments(moments):
+    """Compute synchronized moments by another function, given Keras's own as `stock=`.
+
+    backend/tensorflow/nn.py, 3.15.1.
+    """
+    from keras.src.backend.tensorflow import nn
+
+    stock = nn._compute_moments_sync
+    if not hasattr(stock, "is_of_parallel_keras"):
+
+        def compute(x, axes, keepdims):
+            return moments(x, axes, keepdims, stock)
+
+        compute.is_of_parallel_keras = True
+        nn._compute_moments_sync = compute
+
+
+def let_distributed_variables_be_numbers():
+    """Let `float(optimizer.learning_rate)` work where the variable has copies.
+
+    KerasVariable.__float__ asks the tf.Variable inside, which converts, but not
+    with copies. tensorflow/python/distribute/values.py, 2.21.
+    """
+    from tensorflow.python.distribute import values
+
+    for name, kind in (("__float__", float), ("__int__", int)):
+        if name not in vars(values.DistributedVariable):
+
+            def convert(variable, kind=kind):
+                return kind(variable.numpy())
+
+            setattr(values.DistributedVariable, name, convert)
 
 
 class ObservingScope(keras.StatelessScope):

@@ -286,6 +286,7 @@ class _State:
             yield
             return
         self._prepare()
+        self.lowering.prepare(name)
         self.depth += 1
         try:
             if name == "fit" and not self.announced:

@@ -24,7 +24,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "long: only `make test-all` (`pytest --long`) runs it")
+    config.addinivalue_line(
+        "markers", "long(backend): only `make test-all` (`pytest --long`) runs it (on this backend)"
+    )
     config.addinivalue_line("markers", "backend(name): runs on this Keras backend only")
     # Keras 3.15.1 with numpy 2 warns of this at every conversion.
     config.addinivalue_line(
@@ -33,12 +35,13 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    everything = config.getoption("--long") or "long" in config.option.markexpr
     kept, dropped = [], []
     for item in items:
         backends = [mark.args[0] for mark in item.iter_markers("backend")]
         wrong_backend = backends and BACKEND not in backends
-        too_long = item.get_closest_marker("long") and not (
-            config.getoption("--long") or "long" in config.option.markexpr
+        too_long = not everything and any(
+            not mark.args or BACKEND in mark.args for mark in item.iter_markers("long")
         )
         (dropped if wrong_backend or too_long else kept).append(item)
     if dropped:

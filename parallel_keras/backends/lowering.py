@@ -29,6 +29,9 @@ class Lowering:
         nothing has changed since.
         """
 
+    def prepare(self, name):
+        """Called when the method of this name begins, before Keras's own part of it."""
+
     def detach(self):
         """Bring the variables back to where plain Keras has them."""
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import rows
 from cases import adam, compiled
-from harness import fit, make, state
+from harness import LONG_WHERE_TRACED, fit, make, state
 from keras import callbacks, layers, ops
 
 OPTIONS = {"batch_size": 16, "verbose": 0, "shuffle": False}
@@ -181,9 +181,27 @@ class Freeze(callbacks.Callback):
 class Stop(callbacks.Callback):
     """Stops in the middle of the second epoch."""
 
+    def on_train_begin(self, logs=None):
+        self.epochs = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epochs += 1
+
     def on_train_batch_end(self, batch, logs=None):
-        if batch == 1 and int(self.model.optimizer.iterations) > 4:
+        if batch == 1 and self.epochs == 2:
             self.model.stop_training = True
+
+
+class Numbers(callbacks.Callback):
+    """Reads scalars of the optimizer as Python numbers, as callbacks often do."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        optimizer = self.model.optimizer
+        self.seen.append([int(optimizer.iterations), float(optimizer.learning_rate)])
 
 
 class Look(callbacks.Callback):
@@ -260,6 +278,7 @@ OWN = [
     with_callbacks("sets_learning_rate", lambda directory: [Rate()]),
     with_callbacks("sets_trainable", lambda directory: [Freeze()]),
     with_callbacks("stops", lambda directory: [Stop()]),
+    with_callbacks("reads_numbers", lambda directory: [Numbers()], after=lambda m, c, d: c[0].seen),
     with_callbacks("looks", lambda directory: [Look()], after=lambda m, c, d: c[0].seen),
     with_callbacks("saves", lambda directory: [Save(directory)], after=_load),
     with_callbacks("sets_attributes", lambda directory: [Beta()], model=WithBeta),
@@ -267,12 +286,37 @@ OWN = [
 ]
 
 
-def _strategies():
-    return ["data=3", pytest.param("data=2", marks=pytest.mark.long)]
+# What `make test` runs on TensorFlow too, where each scenario is traced anew.
+TRACED = {
+    "callback_early_stopping",
+    "callback_learning_rate_scheduler",
+    "callback_model_checkpoint",
+    "callback_swap_ema_weights",
+    "callback_sets_weights",
+    "callback_sets_attributes",
+    "callback_stops",
+    "callback_looks",
+    "callback_reads_numbers",
+}
 
 
-@pytest.mark.parametrize("strategy", _strategies())
-@pytest.mark.parametrize("scenario", [*SCENARIOS, *OWN], ids=lambda scenario: scenario.__name__)
+def _scenarios():
+    return [
+        pytest.param(
+            scenario,
+            strategy,
+            id=f"{scenario.__name__.removeprefix('callback_')}-{strategy.replace('=', '')}",
+            marks=[
+                *([pytest.mark.long] if strategy == "data=2" else []),
+                *([] if scenario.__name__ in TRACED else [LONG_WHERE_TRACED]),
+            ],
+        )
+        for scenario in [*SCENARIOS, *OWN]
+        for strategy in ("data=2", "data=3")
+    ]
+
+
+@pytest.mark.parametrize("scenario, strategy", _scenarios())
 def test_equals_plain_keras(scenario, strategy, tmp_path):
     records = []
     for chosen in (None, strategy):

@@ -7,7 +7,7 @@ import models
 import pytest
 import rows
 from cases import compiled
-from harness import BACKEND, TOLERANCE, compare, fit, make, oracle, state
+from harness import BACKEND, LONG_WHERE_TRACED, TOLERANCE, compare, fit, make, oracle, state
 
 BATCH = 16
 STEPS = 4  # of the 49 rows: 16, 16, 16 and 1
@@ -118,8 +118,11 @@ KINDS = [
     generator,
     *([torch_tensors] if BACKEND == "tensorflow" else []),
 ]
-# Data of the other framework, which loads it: seconds.
-SLOW = {"torch": {tf_data, tf_data_of_unknown_size}, "tensorflow": {torch_loader, torch_tensors}}
+# Data of the other framework, which loads it, and what is traced like another kind.
+SLOW = {
+    "torch": {tf_data, tf_data_of_unknown_size},
+    "tensorflow": {torch_loader, torch_loader_with_workers, torch_tensors, backend_tensors},
+}
 
 
 def kinds(replicas=(2, 3)):
@@ -175,7 +178,7 @@ def _model(strategy):
     return make(models.mlp, compiled()(), strategy)
 
 
-@pytest.mark.parametrize("strategy", ["data=2", "data=3"])
+@pytest.mark.parametrize("strategy", ["data=3", pytest.param("data=2", marks=pytest.mark.long)])
 def test_a_generator_is_drawn_from_as_by_plain_keras(strategy):
     drawn, records = [], []
     for chosen in (None, strategy):
@@ -215,6 +218,7 @@ class Infinite(Draws):
             yield batch
 
 
+@LONG_WHERE_TRACED
 @pytest.mark.parametrize("strategy", ["data=3"])
 def test_a_generator_that_ends(strategy):
     records = []

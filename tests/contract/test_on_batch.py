@@ -22,11 +22,12 @@ def evaluate(strategy):
             **rows.weighted(rows.classes(n)), batch_size=16, verbose=0
         )
     record["one step"] = model.evaluate(**rows.classes(23), batch_size=8, steps=1, verbose=0)
-    return {**record, **state(model)}
+    return {**record, "weights": state(model)["weights"]}
 
 
 def predict(strategy):
-    model = make(models.two_outputs, compiled(loss=[None, None], metrics=None)(), strategy)
+    losses = {"label": "sparse_categorical_crossentropy", "amount": "mse"}
+    model = make(models.two_outputs, compiled(loss=losses, metrics=None)(), strategy)
     x = rows.classes(23)["x"]
     record = {n: model.predict(x[:n], batch_size=4, verbose=0) for n in SIZES}
     record["one step"] = model.predict(x, batch_size=8, steps=1, verbose=0)
@@ -38,7 +39,7 @@ def predict(strategy):
 def train_on_batch(strategy):
     model = make(models.mlp, compiled(weighted_metrics=("accuracy",))(), strategy)
     record = {"train": [], "test": [], "predict": []}
-    for n in (16, 5, 1, 2):
+    for n in (16, 1):
         x, y, weight = rows.weighted(rows.classes(n)).values()
         record["train"].append(model.train_on_batch(x, y, return_dict=True))
         record["train"].append(model.train_on_batch(x, y, sample_weight=weight + 0.1))

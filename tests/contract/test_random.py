@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import rows
 from cases import compiled
-from harness import compare, fit, make, state
+from harness import LONG_WHERE_TRACED, compare, fit, make, number, state
 from keras import layers, optimizers
 
 OPTIONS = {"batch_size": 16, "verbose": 0, "shuffle": False}
@@ -73,6 +73,7 @@ def test_dropout_repeats_on_a_rerun_and_rests_in_inference(strategy):
     )  # fmt: skip
 
 
+@LONG_WHERE_TRACED
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_dropout_masks_change_from_step_to_step(strategy):
     model = make(_ones, {"optimizer": optimizers.SGD(0.0), "loss": "mae"}, strategy)
@@ -114,8 +115,8 @@ def _half(strategy, optimizer, overflow=()):
         if step in overflow:
             weights[15] = 1e5  # the last replica's row: its gradient leaves float16
         model.train_on_batch(data["x"][:16], data["y"][:16], sample_weight=weights)
-        scales.append(float(model.optimizer.dynamic_scale))
-    return {"scales": scales, "steps": int(model.optimizer.iterations), **state(model)}
+        scales.append(number(model.optimizer.dynamic_scale))
+    return {"scales": scales, "steps": number(model.optimizer.iterations), **state(model)}
 
 
 def _scaled():
@@ -146,6 +147,7 @@ def _huge():
     return optimizers.LossScaleOptimizer(optimizers.SGD(0.1), initial_scale=2.0**14)
 
 
+@LONG_WHERE_TRACED
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_mixed_bfloat16(strategy):
     keras.config.set_dtype_policy("mixed_bfloat16")
@@ -158,6 +160,7 @@ def test_mixed_bfloat16(strategy):
     compare("mixed_bfloat16", strategy, *records, tolerance=2e-2)
 
 
+@LONG_WHERE_TRACED
 @pytest.mark.parametrize("strategy", ["data=3"])
 def test_float64(strategy):
     keras.config.set_floatx("float64")

@@ -7,7 +7,7 @@ import parallel_keras as pk
 import pytest
 import rows
 from cases import compiled
-from harness import BACKEND
+from harness import BACKEND, number
 from keras import layers, losses, ops
 
 OPTIONS = {"batch_size": 16, "verbose": 0, "shuffle": False}
@@ -223,7 +223,7 @@ def test_refused_before_the_first_step(refusal, strategy):
         for a, b in zip(before, model.get_weights(), strict=True):
             np.testing.assert_array_equal(a, b)
     optimizer = getattr(model, "optimizer", None)
-    assert optimizer is None or int(optimizer.iterations) == 0
+    assert optimizer is None or number(optimizer.iterations) == 0
 
 
 @pytest.mark.parametrize("refusal", [MODELS[0], MODELS[6], MODELS[12]], ids=repr)
@@ -231,7 +231,7 @@ def test_what_is_refused_runs_on_a_single_device(refusal):
     model = pk.parallelize(refusal.model())
     model.compile(**refusal.compile(), strategy=None)
     refusal.call(model, refusal.data())
-    assert int(model.optimizer.iterations) > 0
+    assert number(model.optimizer.iterations) > 0
 
 
 # ---- strategies ----------------------------------------------------------------

@@ -10,7 +10,7 @@ import parallel_keras as pk
 import pytest
 import rows
 from cases import adam, compiled, sgd
-from harness import compare, fit, make, state
+from harness import LONG_WHERE_TRACED, compare, fit, make, state
 from keras import optimizers
 
 OPTIONS = {"batch_size": 16, "verbose": 0, "shuffle": False}
@@ -36,7 +36,10 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# `make test` runs one on TensorFlow, where each step of the tour is traced anew.
+@pytest.mark.parametrize(
+    "kind", ["adam", *(pytest.param(k, marks=LONG_WHERE_TRACED) for k in KINDS if k != "adam")]
+)
 def test_a_tour_of_strategies_equals_the_unbroken_run(kind):
     build, arguments = KINDS[kind]
     data = rows.classes()
@@ -99,7 +102,15 @@ def test_metrics_survive_a_change():
     compare("metrics_after_change", "data=3", logs, again)
 
 
-@pytest.mark.parametrize("way", ["parallelize", "compile", "constructor", "set_strategy"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "compile",
+        pytest.param("parallelize", marks=LONG_WHERE_TRACED),
+        "constructor",
+        pytest.param("set_strategy", marks=LONG_WHERE_TRACED),
+    ],
+)
 def test_the_ways_to_choose_a_strategy_agree(way):
     data = rows.classes()
     plain = make(models.mlp, compiled()(), None)
@@ -191,6 +202,7 @@ def test_compile_of_the_users_class():
     compare("own_compile", "data=3", *records)
 
 
+@LONG_WHERE_TRACED
 def test_recompile_resets_the_optimizer_as_keras_does():
     records = []
     for strategies in ((None, None), ("data=3", "data=2")):
@@ -206,7 +218,14 @@ def test_recompile_resets_the_optimizer_as_keras_does():
 # ---- files --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("build", [models.mlp, models.sequential, models.nested])
+@pytest.mark.parametrize(
+    "build",
+    [
+        models.mlp,
+        pytest.param(models.sequential, marks=LONG_WHERE_TRACED),
+        pytest.param(models.nested, marks=LONG_WHERE_TRACED),
+    ],
+)
 def test_a_saved_model_goes_on_in_plain_keras_and_under_a_strategy(build, tmp_path):
     data = rows.classes()
     path = tmp_path / "model.keras"

@@ -35,19 +35,27 @@ class Lowering(lowering.Lowering):
     def detach(self):
         variables.move(self.model, None)
 
+    def prepare(self, name):
+        if name in ("fit", "train_on_batch") and self.model.compiled and self.model.built:
+            # A callback may load the optimizer's state before the first step.
+            with self.mirrored.scope():
+                keras_internals.build_optimizer(self.model)
+            self.attach()
+
     def make_function(self, kind):
         self.probed = False
-        step = getattr(_Steps(self), kind)
-        step_on_data, step_on_iterator = self._compile(step)
+        look = _Look(self, kind)
+        step = _Steps(self)
+        on_data, on_iterator = self._compile(getattr(step, kind))
         if kind == "predict":
-            return lambda data: step_on_data(self._built(_arrays(keras_internals.unpack(data[0])[:1])))
+            return lambda data: on_data(look.at(_arrays(keras_internals.unpack(data[0])[:1])))
 
         def function(iterator):
             if not isinstance(iterator, tf.data.Iterator):
-                return step_on_data(self._ready(_batch(next(iter(iterator)))))
-            if self._needs_a_look(iterator):
-                return step_on_data(self._ready(_batch(next(iterator))))
-            return step_on_iterator(iterator)
+                return on_data(look.at(_arrays(keras_internals.unpack(next(iter(iterator))))))
+            if look.is_needed(iterator.element_spec, on_data):
+                return on_data(look.at(_batch(next(iterator))))
+            return on_iterator(iterator)
 
         return function
 
@@ -58,51 +66,77 @@ class Lowering(lowering.Lowering):
         def on_data(data):
             return step(data)
 
+        if not self.model.run_eagerly:
+            on_data = tf.function(on_data, reduce_retracing=True)
+
         @tf.autograph.experimental.do_not_convert
         def on_iterator(iterator):
-            return step(_batch(iterator.get_next()))
+            return on_data(_batch(iterator.get_next()))
 
-        if self.model.run_eagerly:
-            return on_data, on_iterator
-        return (
-            tf.function(on_data, reduce_retracing=True),
-            tf.function(on_iterator, reduce_retracing=True),
-        )
+        if not self.model.run_eagerly:
+            on_iterator = tf.function(on_iterator, reduce_retracing=True)
+        return on_data, on_iterator
 
-    # ---- before the first step ----
 
-    def _needs_a_look(self, iterator):
+class _Look:
+    """What has to happen before the first step: building, and probing the user's code.
+
+    Args:
+        lowering: The model's `Lowering`.
+        kind: `"train"`, `"test"` or `"predict"`.
+    """
+
+    def __init__(self, lowering, kind):
+        self.lowering = lowering
+        self.model = lowering.model
+        self.kind = kind
+        self.traced = False
+
+    def is_needed(self, spec, on_data):
         """Whether the next batch has to be seen outside of the graph."""
-        specs = [s for s in tree.flatten(iterator.element_spec) if hasattr(s, "shape")]
-        if any(spec.shape.rank is None for spec in specs):
+        lowering = self.lowering
+        symbols = tree.map_structure(to_spec, spec)
+        leaves = [leaf for leaf in tree.flatten(symbols) if leaf is not None]
+        if any(isinstance(leaf, tf.TypeSpec) for leaf in leaves):
             return True
-        self._built(keras_internals.unpack(tree.map_structure(to_spec, iterator.element_spec)))
-        return not self.probed and probing.needs_probe(self.model)
+        self._build(keras_internals.unpack(symbols))
+        if lowering.probed or not probing.needs_probe(self.model):
+            return False
+        if not self.traced and not self.model.run_eagerly:
+            # For batches of any size, so that the step is traced once, as in
+            # Keras, where the batch that is looked at has its own size.
+            self.traced = True
+            on_data.get_concrete_function(
+                tree.map_structure(
+                    lambda s: None if s is None else tf.TensorSpec(s.shape, s.dtype),
+                    tuple(keras_internals.unpack(symbols)),
+                )
+            )
+        return True
 
-    def _built(self, data):
-        """Build what is not built, without consuming a batch; returns the batch."""
-        if not self._is_built():
-            with self.mirrored.scope():
-                keras_internals.symbolic_build(self.model, data)
-            self.attach()
-            # What was built here may be refused: a layer made in `build`.
-            for feature, received in features.of_model(self.model):
-                capabilities.check(feature, self.strategy, "tensorflow", received)
+    def at(self, data):
+        """Look at a batch; returns it."""
+        lowering = self.lowering
+        leaves = [leaf for leaf in tree.flatten(data) if leaf is not None]
+        total_rows(data, lowering.strategy)  # refuses what cannot be cut
+        self._build(data)
+        if self.kind == "predict" or lowering.probed or not probing.is_enough(leaves[0].shape[0]):
+            return data
+        if probing.needs_probe(self.model):
+            lowering.averaged = frozenset(probing.probe(self.model, lowering.strategy, *data))
+        lowering.probed = True
         return data
 
-    def _is_built(self):
-        return keras_internals.is_built(self.model)
-
-    def _ready(self, data):
-        """A batch at hand: build with it, and probe with it where that is needed."""
-        data = self._built(data)
-        leaf = next(leaf for leaf in tree.flatten(data) if leaf is not None)
-        if not self.probed and probing.is_enough(leaf.shape[0]):
-            if probing.needs_probe(self.model):
-                rules = probing.probe(self.model, self.strategy, *data)
-                self.averaged = frozenset(rules)
-            self.probed = True
-        return data
+    def _build(self, data):
+        """Build what is not built, without consuming a batch."""
+        if keras_internals.is_built(self.model, self.kind):
+            return
+        with self.lowering.mirrored.scope():
+            keras_internals.symbolic_build(self.model, data, self.kind)
+        self.lowering.attach()
+        # A layer that was made in `build` has not been checked yet.
+        for feature, received in features.of_model(self.model):
+            capabilities.check(feature, self.lowering.strategy, "tensorflow", received)
 
 
 class _Steps:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import tree
 
 from parallel_keras import keras_internals
+from parallel_keras.backends.tensorflow.moments import counting
 from parallel_keras.backends.tensorflow.rows import Rows
 from parallel_keras.backends.tensorflow.state import capture, new_values, weighted
 from parallel_keras.capabilities import check
@@ -30,27 +31,19 @@ class Replica:
         self.strategy = strategy
         self.replicas = replicas
         self.averaged = averaged
-        # Of no rows, most layers can make nothing of use. A replica without
-        # rows computes on one that counts for nothing, unless a layer counts
-        # the rows of all replicas itself.
-        synchronized = any(
-            getattr(layer, "synchronized", False)
-            for layer in keras_internals.flatten_layers(model)
-        )
-        self.least = 0 if synchronized else 1
 
     def train(self, data, total):
         """Weighted gradients, and what the forward pass assigned."""
         model, rows = self.model, self._rows(total)
         x, y, sample_weight = rows.take(data)
         trainable = [v._value for v in model.trainable_variables]
-        with capture(model, self._number) as scope:
+        with capture(model, self._number) as scope, counting(rows.some):
             with tf.GradientTape() as tape:
                 y_pred, loss = self._forward(x, y, sample_weight, training=True)
                 scaled = model.optimizer.scale_loss(loss)
                 scaled = scaled * rows.share(scaled.dtype)
             gradients = tape.gradient(scaled, trainable) if trainable else []
-        gradients = [None if g is None else _masked(tf.convert_to_tensor(g), rows) for g in gradients]
+        gradients = [None if g is None else _own_part(g, rows) for g in gradients]
         metric_ids = self._update_metrics(scope, rows, y, y_pred, sample_weight, loss)
         variables, values = new_values(scope, exclude=metric_ids)
         self.assigned = variables
@@ -73,7 +66,7 @@ class Replica:
         return tree.map_structure(lambda leaf: self._own_rows(leaf, rows), y_pred)
 
     def _rows(self, total):
-        return Rows(total, self.replicas, self._number, self.least)
+        return Rows(total, self.replicas, self._number)
 
     @property
     def _number(self):
@@ -111,7 +104,8 @@ class Replica:
         """Add this replica's rows; returns the ids of all metric variables."""
         model = self.model
         variables = {id(v): v for metric in model.metrics for v in metric.variables}
-        before = {key: tf.identity(variables[key].value) for key in self.averaged}
+        averaged = self.averaged | self._losses_of_outputs(y_pred)
+        before = {key: tf.identity(variables[key].value) for key in averaged}
 
         def update():
             # Those that a layer, or the loss of several outputs, has updated
@@ -134,11 +128,26 @@ class Replica:
             tf.cond(rows.some, update, lambda: tf.constant(0))
         return variables.keys()
 
+    def _losses_of_outputs(self, y_pred):
+        """Metrics of single outputs' losses that Keras does not weight with the rows.
 
-def _masked(gradient, rows):
+        compile_utils.py, 3.15.1: it does where the traced shape has their number.
+        """
+        known = tree.flatten(y_pred)[0].shape[0] is not None
+        metrics = [] if known else keras_internals.output_loss_metrics(self.model)
+        return {id(v) for metric in metrics for v in metric.variables}
+
+
+def _own_part(gradient, rows):
     """Without rows a replica adds nothing, whatever it computed."""
     if not rows.may_be_none:
         return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        # Left out, not zeroed: optimizers treat each entry by itself.
+        kept = tf.where(rows.some, tf.shape(gradient.indices)[0], 0)
+        return tf.IndexedSlices(
+            gradient.values[:kept], gradient.indices[:kept], gradient.dense_shape
+        )
     return tf.where(rows.some, gradient, tf.zeros_like(gradient))
 
 
@@ -158,7 +167,9 @@ def with_callers_state(function):
 
 
 def to_spec(leaf):
-    """A symbolic input for a leaf of a batch, or of its spec."""
-    if leaf is None or isinstance(leaf, (tf.OptionalSpec, tf.experimental.Optional)):
+    """A symbolic input for the spec of a leaf; the spec itself where there is none."""
+    if leaf is None or isinstance(leaf, tf.OptionalSpec):
         return None
+    if not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank is None:
+        return leaf
     return keras.KerasTensor(tuple(leaf.shape), keras.backend.standardize_dtype(leaf.dtype))

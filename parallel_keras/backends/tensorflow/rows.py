@@ -18,21 +18,21 @@ class Rows:
         total: Int or scalar tensor, rows of the global batch.
         replicas: Int.
         replica: Int, from 0 up.
-        least: Int. A replica without rows computes on so many rows of others,
-            which count for nothing.
+
+    A replica without rows computes on one of another, which counts for nothing.
     """
 
-    def __init__(self, total, replicas, replica, least):
+    def __init__(self, total, replicas, replica):
         if isinstance(total, int):
             self.count = batch.row_counts(total, replicas)[replica]
             start = batch.row_slices(total, replicas)[replica].start
-            self.size = max(self.count, least)
+            self.size = max(self.count, 1)
             self.start = min(start, total - self.size)
         else:
             base, extra = total // replicas, total % replicas
             self.count = base + tf.cast(replica < extra, total.dtype)
             start = replica * base + tf.minimum(replica, extra)
-            self.size = tf.maximum(self.count, least)
+            self.size = tf.maximum(self.count, 1)
             self.start = tf.minimum(start, total - self.size)
         self.total = total
 

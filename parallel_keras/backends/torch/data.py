@@ -69,8 +69,8 @@ class Lowering(lowering.Lowering):
         members["reset_metrics"] = self._reset_metrics
         try:
             yield
-            self.fold()
         finally:
+            self.fold()
             members.pop("reset_metrics", None)
             torch.set_num_threads(threads)
             if self.pool is not None:
@@ -179,11 +179,12 @@ class Lowering(lowering.Lowering):
 
     def fold(self):
         """Fetch what the workers have accumulated since the last update."""
-        if self.ship.replica is not None and self.ship.accumulates():
+        if self.ship.is_current() and self.ship.accumulates():
             try:
                 self.pool.broadcast_message(("fold", self.key))
                 fold_accumulators(self.model.optimizer, 0, self.pool.group)
-                self.ship.forwarder.taken()
+                held = keras_internals.accumulators(self.model.optimizer)
+                self.ship.forwarder.taken_of(held)
             except BaseException:
                 self.pool.abort()
                 self.ship.lost()
@@ -206,9 +207,14 @@ class _Shipment:
         self.generation = None
         self.skeleton = self.forwarder = self.replica = self.metrics = None
 
+    def is_current(self):
+        """Whether the workers hold some version of the model."""
+        pool = self.lowering.pool
+        return self.generation is not None and pool.generation == self.generation
+
     def drop(self):
         """Let the workers forget the model."""
-        if self.generation is not None and self.lowering.pool.generation == self.generation:
+        if self.is_current():
             self.lowering.pool.broadcast_message(("drop", self.lowering.key))
         self.lost()
 

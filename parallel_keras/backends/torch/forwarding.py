@@ -50,6 +50,13 @@ class Forwarder:
         """All ranks hold what the caller holds now."""
         self._versions = [value._version for value in self._values]
 
+    def taken_of(self, variables):
+        """The same for some variables only: others may have been written meanwhile."""
+        chosen = {id(v) for v in variables}
+        for number, variable in enumerate(self.variables):
+            if id(variable) in chosen:
+                self._versions[number] = self._values[number]._version
+
     def is_same(self, model, variables):
         """Whether the model consists of the very objects that all ranks know."""
         found = holders(model)

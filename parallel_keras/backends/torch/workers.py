@@ -165,15 +165,17 @@ class Pool:
             return error
         if not _is_of_a_collective(error):
             return None
-        # A dead peer breaks the collective before its end is known here.
-        deadline = time.monotonic() + 3.0
+        # A dead peer breaks the collective before its end is known here; after
+        # a time-out there is nothing more to wait for.
+        late = isinstance(error, TimeoutError) or "time" in str(error).lower()
+        deadline = time.monotonic() + (0.3 if late else 3.0)
         while time.monotonic() < deadline:
             try:
                 self.check()
             except WorkerError as found:
                 return found
             time.sleep(0.01)
-        active = [worker for worker in self.active]
+        active = self.active
         for worker in active:
             reason = worker.stopped()
             if reason:
@@ -192,7 +194,8 @@ def _threads(world_size):
 
 
 _COLLECTIVE = re.compile(
-    r"gloo|nccl|connection (closed|reset|refused)|timed out|broken pipe|socket", re.IGNORECASE
+    r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|broken pipe|socket|pair|peer",
+    re.IGNORECASE,
 )
 
 

@@ -180,8 +180,17 @@ CASES = [
         compiled(
             loss="binary_crossentropy",
             metrics=made({"plain_precision": metrics.Precision, "plain_auc": metrics.AUC}),
-            weighted_metrics=made(BINARY),
+            weighted_metrics=made(
+                {name: BINARY[name] for name in ("accuracy", "recall", "roc", "pr", "iou", "tp")}
+            ),
         ),
+    ),
+    case(
+        "metrics_weighted_all",
+        models.sigmoid,
+        lambda: rows.weighted(rows.binary()),
+        compiled(loss="binary_crossentropy", metrics=None, weighted_metrics=made(BINARY)),
+        quick=(),
     ),
     case(
         "metrics_weighted_regression",
