@@ -33,6 +33,7 @@ def digits():
 def train(strategy):
     """Train under one strategy; the rest of the script is the same for all."""
     import keras
+
     import parallel_keras as pk
 
     keras.utils.set_random_seed(7)

@@ -15,6 +15,7 @@ import tempfile
 
 import keras
 import numpy as np
+
 import parallel_keras as pk
 
 ROWS, BATCH_SIZE, EPOCHS = 69, 16, 5
@@ -109,12 +110,17 @@ def main():
     print(f"{keras.backend.backend()}: {ROWS} rows, batches of {BATCH_SIZE}, {EPOCHS} epochs")
     print(f"{'one device':42} loss {loss:.6f}")
     peer = mirrored if keras.backend.backend() == "tensorflow" else torch_guide
-    names = {mirrored: "MirroredStrategy, 2 devices", torch_guide: "Keras's torch guide (DDP), 2 devices"}
+    names = {
+        mirrored: "MirroredStrategy, 2 devices",
+        torch_guide: "Keras's torch guide (DDP), 2 devices",
+    }
     ours, loss = fit(pk.parallelize(make(), pk.DataParallel(2)))
     ours = difference(ours, reference)
     print(f"{'parallel_keras, 2 devices':42} loss {loss:.6f}  largest difference {ours:.1e}")
     weights, loss = peer()
-    print(f"{names[peer]:42} loss {loss:.6f}  largest difference {difference(weights, reference):.1e}")
+    print(
+        f"{names[peer]:42} loss {loss:.6f}  largest difference {difference(weights, reference):.1e}"
+    )
     return 0 if ours < 1e-6 else 1
 
 

@@ -147,8 +147,7 @@ def check_cpu_count(count):
         valid = False
     if not valid:
         raise ValueError(
-            "The number of CPU devices is an integer of one or more. "
-            f"Received: {count!r}"
+            f"The number of CPU devices is an integer of one or more. Received: {count!r}"
         )
     return number
 

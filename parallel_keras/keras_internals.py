@@ -15,15 +15,10 @@ from keras.src.models import model as keras_model
 from keras.src.models.functional import Functional
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
 from keras.src.saving import object_registration
-from keras.src.saving.keras_saveable import KerasSaveable
-from keras.src.utils.backend_utils import DynamicBackend
-from keras.src.utils.tracking import (
-    TrackedDict,
-    TrackedList,
-    TrackedOrderedDict,
-    TrackedSet,
-    Tracker,
-)
+from keras.src.saving.keras_saveable import KerasSaveable as KerasSaveable
+from keras.src.utils.backend_utils import DynamicBackend as DynamicBackend
+from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet
+from keras.src.utils.tracking import Tracker as Tracker
 
 # utils/tracking.py, 3.15.1: what an attribute that is a container becomes.
 TRACKED_CONTAINERS = (TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet)
@@ -59,7 +54,8 @@ def is_raw_tf_variable(value):
     if not hasattr(value, "assign") or isinstance(value, keras.Variable):
         return False
     return any(
-        base.__module__.startswith("tensorflow.") and base.__name__ in ("Variable", "BaseResourceVariable")
+        base.__module__.startswith("tensorflow.")
+        and base.__name__ in ("Variable", "BaseResourceVariable")
         for base in type(value).__mro__
     )
 
@@ -177,7 +173,7 @@ _SEED_STRIDE = 0x9E3779B1
 
 
 def offset_seed(state, rank):
-    """Move a seed generator's state (seed, counter) to another stream. seed_generator.py, 3.15.1."""
+    """Move a seed generator's state, (seed, counter), to another stream. 3.15.1."""
     seed, counter = (int(word) for word in keras.ops.convert_to_numpy(state.value))
     moved = (seed + rank * _SEED_STRIDE) % 2**31
     state.assign(np.array([moved, counter], dtype="int64"))
@@ -312,7 +308,7 @@ def leave_losses_unscaled(is_ours):
         def scale(value, stock=stock):
             return value if is_ours(tf.distribute.get_strategy()) else stock(value)
 
-        scale.is_of_parallel_keras = True
+        vars(scale)["is_of_parallel_keras"] = True
         setattr(loss_module, name, scale)
 
 
@@ -386,7 +382,7 @@ def replace_synchronized_moments(moments):
         def compute(x, axes, keepdims):
             return moments(x, axes, keepdims, stock)
 
-        compute.is_of_parallel_keras = True
+        vars(compute)["is_of_parallel_keras"] = True
         nn._compute_moments_sync = compute
 
 

@@ -207,7 +207,7 @@ class _State:
             return function(*args, **kwargs)
 
         parameters = list(inspect.signature(stock).parameters.values())[1:]
-        method.__signature__ = inspect.Signature(parameters)
+        vars(method)["__signature__"] = inspect.Signature(parameters)
         return method
 
     # ---- the strategy ----

@@ -8,6 +8,8 @@ others. What does not hold is refused by name, before any weight changes.
 Everything runs under a stateless scope: no variable is touched.
 """
 
+import itertools
+
 import keras
 import numpy as np
 from keras import ops, tree
@@ -234,7 +236,7 @@ def _metric_states(model, data, y_pred, metrics, updates):
             states.append({id(v): _numpy(scope.get_current_value(v)) for v in variables})
     return [
         {key: after[key] - before[key] for key in after}
-        for before, after in zip(states, states[1:], strict=False)
+        for before, after in itertools.pairwise(states)
     ]
 
 

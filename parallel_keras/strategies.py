@@ -110,27 +110,26 @@ class DataParallel(Strategy):
 
     name = "data"
     lowering = "data"
+    timeout: float
+    _devices: int | tuple | None
 
     def __init__(self, devices=None, *, timeout=DEFAULT_TIMEOUT):
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ValueError(
-                "`timeout` is a number of seconds above 0. "
-                f"Received: timeout={timeout!r}"
+                f"`timeout` is a number of seconds above 0. Received: timeout={timeout!r}"
             )
         object.__setattr__(self, "_devices", device_names.normalize(devices))
         object.__setattr__(self, "timeout", float(timeout))
 
     def _fields(self):
-        fields = {"devices": self._devices}
+        fields: dict = {"devices": self._devices}
         if self.timeout != DEFAULT_TIMEOUT:
             fields["timeout"] = self.timeout
         return fields
 
     @property
     def devices(self):
-        return device_names.resolve(
-            self._devices, backends.current().devices.available()
-        )
+        return device_names.resolve(self._devices, backends.current().devices.available())
 
     @property
     def num_replicas(self):
@@ -212,15 +211,12 @@ def _parse_string(text):
     if name not in _BY_NAME:
         near = difflib.get_close_matches(name, [*_BY_NAME, *_LATER], n=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
-        raise ValueError(
-            f"Unknown strategy. {hint}{_supported()} Received: strategy={text!r}"
-        )
+        raise ValueError(f"Unknown strategy. {hint}{_supported()} Received: strategy={text!r}")
     if not count:
         return _BY_NAME[name]()
     if name == "single" or not count.strip().lstrip("-").isdigit():
         raise ValueError(
-            "A count of devices is written like strategy='data=2'. "
-            f"Received: strategy={text!r}"
+            f"A count of devices is written like strategy='data=2'. Received: strategy={text!r}"
         )
     return _BY_NAME[name](int(count))
 
@@ -245,9 +241,7 @@ def _foreign(strategy):
     elif names & {"DataParallel", "ModelParallel", "Distribution"} and "keras" in modules:
         what = "A keras.distribution object"
     else:
-        return (
-            f"{_supported()} Received: strategy={strategy!r} of type {kind.__name__}"
-        )
+        return f"{_supported()} Received: strategy={strategy!r} of type {kind.__name__}"
     write = write or 'strategy="data" or strategy=pk.DataParallel(2)'
     return (
         f"{what} cannot be passed as a strategy: parallel_keras makes its own. "

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 import keras
 import numpy as np
-import parallel_keras as pk
 import pytest
+
+import parallel_keras as pk
 
 BACKEND = keras.backend.backend()
 SEED = 1729
@@ -75,7 +76,7 @@ def grid(room, replicas=(1, 2, 3, 4)):
     names = [case.name for case in room.CASES]
     twice = {name for name in names if names.count(name) > 1}
     assert not twice, f"two cases have the same name: {twice}"
-    assert room.TRACED <= set(names), f"not there: {room.TRACED - set(names)}"
+    assert set(names) >= room.TRACED, f"not there: {room.TRACED - set(names)}"
     return [
         pytest.param(
             case,

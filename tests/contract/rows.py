@@ -21,7 +21,7 @@ def one_hot(n=N, features=6, kinds=3):
 
 
 def regression(n=N, features=6, outputs=1):
-    """Rows with targets between 0.7 and 1.9: ratios and variances of them are of the size of one."""
+    """Rows with targets between 0.7 and 1.9: their ratios and variances are near one."""
     rng = np.random.default_rng(1)
     return {"x": _normal(rng, n, features), "y": 1.2 * _uniform(rng, n, outputs) + np.float32(0.7)}
 

@@ -3,12 +3,13 @@
 import keras
 import models
 import numpy as np
-import parallel_keras as pk
 import pytest
 import rows
 from cases import compiled
 from harness import BACKEND, number
 from keras import layers, losses, ops
+
+import parallel_keras as pk
 
 OPTIONS = {"batch_size": 16, "verbose": 0, "shuffle": False}
 

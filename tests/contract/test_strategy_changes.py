@@ -6,12 +6,13 @@ import zipfile
 import keras
 import models
 import numpy as np
-import parallel_keras as pk
 import pytest
 import rows
 from cases import adam, compiled, sgd
 from harness import LONG_WHERE_TRACED, compare, fit, make, state
 from keras import optimizers
+
+import parallel_keras as pk
 
 OPTIONS = {"batch_size": 16, "verbose": 0, "shuffle": False}
 

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+
 from parallel_keras import batch
 
 SIZES = list(itertools.product(range(40), range(1, 10)))

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+
 from parallel_keras import capabilities
 from parallel_keras.errors import UnsupportedError
 from parallel_keras.strategies import DataParallel, SingleDevice

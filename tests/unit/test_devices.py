@@ -1,6 +1,7 @@
 """Device names, and the devices that a strategy takes."""
 
 import pytest
+
 from parallel_keras import devices
 
 CPUS = [f"cpu:{index}" for index in range(8)]

@@ -4,6 +4,7 @@ import pickle
 import types
 
 import pytest
+
 from parallel_keras import backends, strategies
 from parallel_keras.errors import UnsupportedError
 from parallel_keras.strategies import DataParallel, SingleDevice, parse

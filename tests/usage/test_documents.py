@@ -4,7 +4,6 @@ import pathlib
 import re
 
 import pytest
-
 from programs import BACKENDS, run
 
 ROOT = pathlib.Path(__file__).parents[2]

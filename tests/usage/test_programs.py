@@ -2,7 +2,6 @@
 
 import jupyter_client
 import pytest
-
 from programs import BACKENDS, SCRIPT, environment, run
 
 

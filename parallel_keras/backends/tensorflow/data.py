@@ -27,7 +27,7 @@ class Lowering(lowering.Lowering):
         self.devices = strategy.devices
         self.mirrored = mirrored_strategy(self.devices)
         self.probed = False
-        self.averaged = frozenset()
+        self.averaged: frozenset = frozenset()
 
     def attach(self):
         variables.move(self.model, self.mirrored)

@@ -9,10 +9,7 @@ _wanted = None  # what could not be set because TensorFlow had started
 
 def available():
     """Canonical names of all accelerators, or of the logical CPU devices."""
-    if tf.config.list_physical_devices("GPU"):
-        kind = "GPU"
-    else:
-        kind = "CPU"
+    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     return [device_names.canonical(device) for device in tf.config.list_logical_devices(kind)]
 
 

@@ -6,7 +6,7 @@ from parallel_keras import devices as device_names
 from parallel_keras import keras_internals
 from parallel_keras.backends.tensorflow.devices import tf_device
 
-_strategies = {}
+_strategies: dict = {}
 
 
 def shutdown():

@@ -21,9 +21,7 @@ def apply(strategy, optimizer, gradients, variables):
         gradients: List of per-replica gradients, `None` where there is none.
         variables: List of Keras variables.
     """
-    present = [
-        (g, v._value) for g, v in zip(gradients, variables, strict=True) if g is not None
-    ]
+    present = [(g, v._value) for g, v in zip(gradients, variables, strict=True) if g is not None]
     reduced = iter(strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, present))
     if _computes_with_gradients(optimizer):
         reduced = (strategy.experimental_local_results(g)[0] for g in reduced)

@@ -24,9 +24,7 @@ def move(model, strategy):
         if variable._value is not None and _home(variable) is not strategy:
             _move_variable(variable, strategy)
     for optimizer in _optimizers(model):
-        keras_internals.set_optimizer_strategy(
-            optimizer, strategy or tf.distribute.get_strategy()
-        )
+        keras_internals.set_optimizer_strategy(optimizer, strategy or tf.distribute.get_strategy())
 
 
 def _variables(model):

@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import warnings
+from typing import Any
 
 import cloudpickle
 import keras
@@ -25,7 +26,7 @@ def read():
             "path": list(sys.path),
             "directory": os.getcwd(),
             "environment": dict(os.environ),
-            "warnings": [_plain(entry) for entry in warnings.filters],
+            "warnings": list(warnings.filters),
             "floatx": keras.config.floatx(),
             "epsilon": keras.config.epsilon(),
             "image_data_format": keras.config.image_data_format(),
@@ -46,7 +47,7 @@ def apply(configuration, rank):
     sys.path[:] = values["path"]
     os.chdir(values["directory"])
     os.environ.update({k: v for k, v in values["environment"].items() if k not in _OWN})
-    warnings.filters[:] = values["warnings"]
+    warnings.filters = values["warnings"]
     keras.config.set_floatx(values["floatx"])
     keras.config.set_epsilon(values["epsilon"])
     keras.config.set_image_data_format(values["image_data_format"])
@@ -87,7 +88,7 @@ def seed_everything(seed):
 # A worker's own share of the machine.
 _OWN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KERAS_BACKEND", "PYTHONPATH")
 
-_TORCH = {
+_TORCH: dict[str, tuple[Any, Any]] = {
     "deterministic": (
         torch.are_deterministic_algorithms_enabled,
         lambda value: torch.use_deterministic_algorithms(value),
@@ -104,8 +105,3 @@ _TORCH = {
     ),
     "anomaly": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
 }
-
-
-def _plain(entry):
-    """A warnings filter; its category may be a class of the user's script."""
-    return tuple(entry)

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import weakref
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,9 +39,8 @@ class Lowering(lowering.Lowering):
         self.key = next(_keys)
         self.device = torch_device(self.devices[0])
         self.ship = _Shipment(self)
-        self.pool = None
-        self.averaged = None  # numbers of metric variables, once probed
-        self._announced_averaged = False
+        self.pool: Any = None
+        self.averaged: tuple | None = None  # numbers of metric variables, once probed
 
     def attach(self):
         """Have the workers started; the first step waits for them."""
@@ -204,8 +204,11 @@ class _Shipment:
 
     def lost(self):
         """The workers have gone."""
-        self.generation = None
-        self.skeleton = self.forwarder = self.replica = self.metrics = None
+        self.generation: int | None = None
+        self.skeleton: bytes = b""
+        self.forwarder: Any = None
+        self.replica: Any = None
+        self.metrics: Any = None
 
     def is_current(self):
         """Whether the workers hold some version of the model."""
@@ -241,9 +244,7 @@ class _Shipment:
             lowering.pool.broadcast_message(("configure", configuration.read()))
         has_user_layers = features.has_user_layers(lowering.model)
         specs = shipping.specs(tensors)
-        lowering.pool.broadcast_message(
-            ("ship", lowering.key, skeleton, specs, has_user_layers)
-        )
+        lowering.pool.broadcast_message(("ship", lowering.key, skeleton, specs, has_user_layers))
         for tensor in tensors:
             shipping.broadcast(tensor, lowering.pool.group)
         self.generation, self.skeleton = generation, skeleton

@@ -6,6 +6,8 @@ reaches; a rank without rows; between the updates of gradient accumulation) they
 are reduced in one piece afterwards. Never both.
 """
 
+from typing import Any
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,20 +26,20 @@ class GradientReducer:
         self.dynamic = dynamic
         self.reduced_bytes = 0  # counted by hand here; DDP's by `ddp_steps`
         self.ddp_steps = 0
-        self.parameters = []
-        self.reached = None
-        self._ddp = None
+        self.parameters: list = []
+        self.reached: list = []  # empty: not known yet
+        self._ddp: Any = None
 
     def bind(self, parameters, forward):
         """Use these parameters from now on; `forward(*data)` gives loss and outputs."""
         self.parameters = parameters
         self._module = _LossModule(parameters, forward)
         self._ddp = None
-        self.reached = None
+        self.reached = []
 
     def forward(self, data, overlapped):
         """Loss and outputs; through DDP where the reduction shall overlap."""
-        if overlapped and self.reached is not None and self.parameters:
+        if overlapped and self.reached and self.parameters:
             if self._ddp is None:
                 self._ddp = self._wrap()
             return self._ddp(*data)
@@ -45,7 +47,7 @@ class GradientReducer:
 
     def backward(self, loss, share, overlapped):
         """Leave `share` times the gradient of `loss` in each parameter's `.grad`."""
-        if overlapped and self._ddp is not None and self.reached is not None:
+        if overlapped and self._ddp is not None and self.reached:
             self.ddp_steps += 1
             # DDP divides the sum of the gradients by the number of ranks.
             (loss * (share * self.world_size)).backward()
@@ -60,7 +62,7 @@ class GradientReducer:
             held: List of tensors or `None`: what this rank has accumulated in
                 earlier steps and adds now.
         """
-        if reduced and self._ddp is not None and self.reached is not None:
+        if reduced and self._ddp is not None and self.reached:
             return [parameter.grad for parameter in self.parameters]
         return self._reduce(held or [None] * len(self.parameters))
 
@@ -110,7 +112,9 @@ class GradientReducer:
         if looks:
             # torch warns each user of a search for unused parameters that
             # finds none: here is one to find.
-            self._module.register_parameter("never_used", torch.nn.Parameter(torch.zeros(1, device=self.parameters[0].device)))
+            self._module.register_parameter(
+                "never_used", torch.nn.Parameter(torch.zeros(1, device=self.parameters[0].device))
+            )
         return DistributedDataParallel(
             self._module,
             process_group=self.group,
@@ -129,6 +133,8 @@ class _LossModule(torch.nn.Module):
     The Keras model itself is not a submodule: its parameters appear in it many
     times over, and all its state would be taken for parameters.
     """
+
+    _compute: Any
 
     def __init__(self, parameters, forward):
         super().__init__()

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,14 +39,20 @@ def make(path, rank, world_size, device, timeout, secret):
     store.set_timeout(limit)
     group = dist.ProcessGroup(dist.PrefixStore("group", store), rank, world_size)
     kinds = dist.ProcessGroup.BackendType
-    options = dist.ProcessGroupGloo._Options()
+    # torch's stubs know these classes in part only.
+    gloo_class: Any = dist.ProcessGroupGloo
+    options = gloo_class._Options()
     options._timeout = limit
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, world_size, options)
+    options._devices = [gloo_class.create_device(hostname="127.0.0.1")]
+    gloo = gloo_class(dist.PrefixStore("gloo", store), rank, world_size, options)
     group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
     group._set_default_backend(kinds.GLOO)
     if device.type == "cuda":
-        nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world_size, limit)
+        nccl_class: Any = dist.ProcessGroupNCCL
+        nccl_options = nccl_class.Options()
+        nccl_options._timeout = limit
+        nccl_store = dist.PrefixStore("nccl", store)
+        nccl = nccl_class(nccl_store, rank, world_size, nccl_options)
         group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
     _prove(group, rank, world_size, secret)
     return group

@@ -55,7 +55,7 @@ class Replica:
             publish: Called without arguments when this rank's metrics are up
                 to date, which is before the gradients are.
         """
-        model, optimizer, share = self.model, self.model.optimizer, rows / total
+        optimizer, share = self.model.optimizer, rows / total
         accumulator = _Accumulator.of(optimizer)
         for parameter in self.reducer.parameters:
             parameter.grad = None
@@ -107,9 +107,7 @@ class Replica:
         x, y, sample_weight = data
         y_pred = self.predict(x)
         refuse_mask(y_pred)
-        loss = keras_internals.compute_loss(
-            self.model, x, y, y_pred, sample_weight, training=False
-        )
+        loss = keras_internals.compute_loss(self.model, x, y, y_pred, sample_weight, training=False)
         self._update_metrics(data, y_pred, loss, rows)
 
     def predict(self, x):

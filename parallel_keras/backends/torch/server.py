@@ -11,8 +11,8 @@ import torch
 from parallel_keras import keras_internals
 from parallel_keras.backends.torch import configuration, forwarding, shipping
 from parallel_keras.backends.torch.metrics import WorkerMetrics
-from parallel_keras.backends.torch.structures import fill, leaves
 from parallel_keras.backends.torch.replica import Replica, fold_accumulators, forget_accumulated
+from parallel_keras.backends.torch.structures import fill, leaves
 
 
 class Server:
@@ -93,9 +93,7 @@ class _Served:
         self.model = model
         self.context = context
         self.variables = shipping.variables_of(model)
-        forwarding.offset_seeds(
-            model, range(len(self.variables)), self.variables, context.rank
-        )
+        forwarding.offset_seeds(model, range(len(self.variables)), self.variables, context.rank)
         forget_accumulated(model.optimizer)
         self.metrics = WorkerMetrics(model)
         self.averaged = ()

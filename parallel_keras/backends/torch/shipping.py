@@ -112,11 +112,11 @@ def to_device(data, device):
 
 
 def _split(thing):
-    result = {}
+    result: dict = {}
 
     def work():
         try:
-            file, tensors = io.BytesIO(), []
+            file, tensors = io.BytesIO(), list[torch.Tensor]()
             _Pickler(file, tensors).dump(thing)
             result["value"] = file.getvalue(), tensors
         except BaseException as error:

@@ -33,8 +33,8 @@ class StateAverager:
         self.variables = [v for v in variables.values() if v._value.numel()]
         # Frozen tables are state too and never change: only what a step has
         # been seen to change on some rank is sent.
-        self.active = None
-        self._versions = []
+        self.active: list | None = None
+        self._versions: list = []
 
     def begin(self):
         """Called before the forward pass."""
@@ -50,16 +50,16 @@ class StateAverager:
         with torch.no_grad():
             flat = torch.cat([v._value.detach().reshape(-1).double() for v in self.active])
             flat.mul_(share)
-        return flat, self.group.allreduce([flat])
+        return flat, self.group.allreduce([flat]), self.active
 
     def finish(self, pending):
         """Wait for the average and take it over."""
         if pending is None:
             return
-        flat, work = pending
+        flat, work, variables = pending
         work.wait()
-        sizes = [v._value.numel() for v in self.active]
-        for variable, part in zip(self.active, flat.split(sizes), strict=True):
+        sizes = [v._value.numel() for v in variables]
+        for variable, part in zip(variables, flat.split(sizes), strict=True):
             value = part.view_as(variable._value)
             if not variable._value.is_floating_point():
                 value = value.round()

@@ -9,7 +9,7 @@ from keras import tree
 
 def leaves(structure):
     """The leaves of a structure, in the order of `fill`."""
-    found = []
+    found: list = []
     tree.map_structure(found.append, structure)
     return found
 

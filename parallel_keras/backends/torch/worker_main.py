@@ -12,9 +12,9 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from multiprocessing.connection import Connection
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 
@@ -64,7 +64,11 @@ class Context:
         self.rank = rank
         self.channel = channel
         self.board = board
-        self.world_size = self.group = self.device = None
+        self.world_size = 1
+        self.group: Any = None
+        self.device: Any = None
+        self.inbound: Any = None
+        self.outbound: Any = None
 
     def send(self, message):
         self.channel.send(message)

@@ -13,13 +13,14 @@ import signal
 import threading
 import time
 import weakref
+from typing import Any
 
+from parallel_keras import keras_internals
 from parallel_keras.backends.torch import group as groups
 from parallel_keras.backends.torch import memory
 from parallel_keras.backends.torch.devices import torch_device
 from parallel_keras.backends.torch.worker import Worker
 from parallel_keras.errors import WorkerError
-from parallel_keras import keras_internals
 
 START_TIMEOUT = 180.0  # imports of torch and Keras on a busy machine
 _pool = None
@@ -54,8 +55,8 @@ class Pool:
         self.caller = os.getpid()
         self.secret = secrets.token_bytes(32)
         self.workers = []
-        self.wanted = None
-        self.group = None
+        self.wanted: Any = None
+        self.group: Any = None
         self.generation = 0
         self.timeout = 60.0
         self._number = 0

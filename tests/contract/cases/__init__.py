@@ -1,9 +1,9 @@
 """The lists of cases. A new feature is a new line in one of them."""
 
 import keras
-from harness import Case
 import models
 import rows
+from harness import Case
 
 
 def case(name, model=models.mlp, data=rows.classes, compile=None, fit=(), **rest):

@@ -3,6 +3,7 @@
 import models
 import numpy as np
 import rows
+
 from cases import adam, case, compiled
 
 

@@ -2,6 +2,7 @@
 
 import models
 import rows
+
 from cases import adam, case, compiled, sgd
 
 LONG = {"quick": ()}

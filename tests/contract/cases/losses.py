@@ -3,8 +3,9 @@
 import keras
 import models
 import rows
-from cases import case, compiled
 from keras import losses, ops
+
+from cases import case, compiled
 
 
 def rows_error(y_true, y_pred):

@@ -5,8 +5,9 @@ from functools import partial
 import keras
 import models
 import rows
-from cases import case, compiled
 from keras import metrics, ops
+
+from cases import case, compiled
 
 # A class that is not in one of these lists is found by
 # test_cases.test_every_metric_class_has_a_case. Each has its name, since Keras

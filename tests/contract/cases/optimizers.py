@@ -2,9 +2,10 @@
 
 import models
 import rows
-from cases import adam, case, compiled, sgd
 from keras import optimizers
 from keras.optimizers import schedules
+
+from cases import adam, case, compiled, sgd
 
 
 def optimizer(name, make, **rest):
