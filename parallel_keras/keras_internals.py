@@ -5,6 +5,7 @@ is the file to look at.
 """
 
 import contextlib
+import random
 import weakref
 
 import keras
@@ -41,6 +42,8 @@ INSTANCE_OVERRIDES = (
     "make_test_function",
     "make_predict_function",
     "_resolve_auto_jit_compile",
+    "_symbolic_build",
+    "reset_metrics",
 )
 
 
@@ -246,15 +249,90 @@ def optimizer_key(optimizer, variable):
 
 
 def index_trainables(optimizer):
-    """Make an optimizer's index of its variables anew: it is keyed by id. base_optimizer.py."""
+    """Make an optimizer's index of its variables anew: it is keyed by id.
+
+    base_optimizer.py and, for one optimizer for each variable, multi_optimizer.py, 3.15.1.
+    """
     optimizer._trainable_variables_indices = {
         optimizer._var_key(v): number for number, v in enumerate(optimizer._trainable_variables)
     }
+    if hasattr(optimizer, "_var_to_optimizer_idx"):
+        optimizer._var_to_optimizer_idx = {
+            optimizer._var_key(v): number
+            for number, inner in enumerate(optimizer._inner_optimizers)
+            for v in inner._trainable_variables
+        }
+
+
+def inner_optimizers(optimizer):
+    """The optimizers that one wraps. loss_scale_optimizer.py and multi_optimizer.py, 3.15.1."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return [inner] if inner is not None else list(getattr(optimizer, "_inner_optimizers", ()))
+
+
+def untracked_variables(optimizer):
+    """Variables that an optimizer holds and does not list, as Nadam does. nadam.py, 3.15.1."""
+    return [v for v in vars(optimizer).values() if isinstance(v, keras.Variable)]
+
+
+def let_optimizers_update_across_replicas():
+    """Let an optimizer's updates run where all replicas have joined.
+
+    backend/tensorflow/optimizer.py, 3.15.1: they go through `maybe_merge_call`, which
+    joins the replicas first and fails where they have joined already. Only what
+    would fail is changed.
+    """
+    import tensorflow as tf
+
+    module = tf.__internal__.distribute.interim
+    stock = module.maybe_merge_call
+    if hasattr(stock, "is_of_parallel_keras"):
+        return
+
+    def maybe_merge_call(function, strategy, *args, **kwargs):
+        if tf.distribute.in_cross_replica_context():
+            return function(strategy, *args, **kwargs)
+        return stock(function, strategy, *args, **kwargs)
+
+    vars(maybe_merge_call)["is_of_parallel_keras"] = True
+    module.maybe_merge_call = maybe_merge_call
+
+
+def apply_across_replicas(optimizer, gradients, variables):
+    """Apply an optimizer that is built, where all replicas have joined.
+
+    loss_scale_optimizer.py, 3.15.1: one that scales the loss asks for a replica first.
+    """
+    if hasattr(optimizer, "inner_optimizer"):
+        optimizer._common_apply(gradients, variables)
+    else:
+        optimizer.apply(gradients, variables)
 
 
 def unpack(data):
     """A batch as `(x, y, sample_weight)`, by Keras's own rule."""
     return keras.utils.unpack_x_y_sample_weight(data)
+
+
+def global_seed_state():
+    """The state of the random draws that name no seed, as a variable, or None. 3.15.1."""
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    return None if generator is None else generator.state
+
+
+def ensure_global_seed():
+    """Make that state now, outside of any graph, where the first draw would be inside.
+
+    It is the state that a first draw would make, and Python's own random numbers go on
+    as if it had not been made.
+    """
+    import tensorflow as tf
+
+    if global_seed_state() is None:
+        stream = random.getstate()
+        with tf.init_scope():
+            global_seed_generator()
+        random.setstate(stream)
 
 
 class _Token:
@@ -386,6 +464,23 @@ def replace_synchronized_moments(moments):
         nn._compute_moments_sync = compute
 
 
+def replace_masked_moments(moments):
+    """Compute the moments of a masked batch by another function, given Keras's own as `stock=`.
+
+    layers/normalization/batch_normalization.py, 3.15.1.
+    """
+    stock = keras.layers.BatchNormalization._moments
+    if not hasattr(stock, "is_of_parallel_keras"):
+
+        def compute(layer, x, mask):
+            if mask is None or not layer.synchronized:
+                return stock(layer, x, mask)
+            return moments(layer, x, mask, stock)
+
+        vars(compute)["is_of_parallel_keras"] = True
+        keras.layers.BatchNormalization._moments = compute
+
+
 def let_distributed_variables_be_numbers():
     """Let `float(optimizer.learning_rate)` work where the variable has copies.
 
@@ -430,3 +525,29 @@ class ObservingScope(keras.StatelessScope):
 def accumulators(optimizer):
     """The variables of gradient accumulation, without the gaps."""
     return [v for v in accumulated_gradients(optimizer) if v is not None]
+
+
+def is_array_adapter(adapter):
+    """Whether a fit's data are arrays. trainers/data_adapters/array_data_adapter.py, 3.15.1."""
+    return type(adapter).__name__ == "ArrayDataAdapter"
+
+
+def shuffle_of(adapter):
+    """The `shuffle=` of an array adapter. array_data_adapter.py, 3.15.1."""
+    return adapter._shuffle
+
+
+def loader_of(adapter):
+    """The DataLoader of an adapter, or None. torch_data_loader_adapter.py, 3.15.1."""
+    return getattr(adapter, "_dataloader", None)
+
+
+def wrap_batches(epoch_iterator, wrap):
+    """Have an epoch iterator's batches pass through `wrap`. trainers/epoch_iterator.py, 3.15.1."""
+    stock = epoch_iterator._get_iterator
+    epoch_iterator._get_iterator = lambda: wrap(stock())
+
+
+def stock_symbolic_build(model, *args, **kwargs):
+    """Keras's own building from a fit's iterator. trainers/trainer.py, 3.15.1."""
+    return type(model)._symbolic_build(model, *args, **kwargs)

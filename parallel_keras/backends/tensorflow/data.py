@@ -42,6 +42,11 @@ class Lowering(lowering.Lowering):
                 keras_internals.build_optimizer(self.model)
             self.attach()
 
+    def prepare_random_draws(self):
+        """Make the state of draws without a seed where it can live: outside of the replicas."""
+        if features.has_user_code(self.model):
+            keras_internals.ensure_global_seed()
+
     def make_function(self, kind):
         self.probed = False
         look = _Look(self, kind)
@@ -64,6 +69,7 @@ class Lowering(lowering.Lowering):
 
         @tf.autograph.experimental.do_not_convert
         def on_data(data):
+            self.prepare_random_draws()
             return step(data)
 
         if not self.model.run_eagerly:
@@ -131,6 +137,7 @@ class _Look:
         """Build what is not built, without consuming a batch."""
         if keras_internals.is_built(self.model, self.kind):
             return
+        self.lowering.prepare_random_draws()
         with self.lowering.mirrored.scope():
             keras_internals.symbolic_build(self.model, data, self.kind)
         self.lowering.attach()

@@ -8,6 +8,7 @@ be told to leave it out.
 import contextlib
 import threading
 
+import keras
 import tensorflow as tf
 
 from parallel_keras import keras_internals
@@ -23,6 +24,7 @@ def counting(weight):
         weight: Scalar tensor or number.
     """
     keras_internals.replace_synchronized_moments(_moments)
+    keras_internals.replace_masked_moments(_masked_moments)
     _replica.weight = weight
     try:
         yield
@@ -50,3 +52,27 @@ def _moments(x, axes, keepdims, stock):
     if not keepdims:
         mean, variance = tf.squeeze(mean, axes), tf.squeeze(variance, axes)
     return mean, variance
+
+
+def _masked_moments(layer, x, mask, stock):
+    """Mean and variance over the entries of all replicas that are not masked."""
+    weight = getattr(_replica, "weight", None)
+    context = tf.distribute.get_replica_context()
+    if weight is None or context is None:
+        return stock(layer, x, mask)
+    weight = tf.cast(weight, x.dtype)
+    kept = tf.broadcast_to(tf.cast(mask, "bool")[..., tf.newaxis], tf.shape(x))
+    epsilon = keras.config.epsilon()  # as Keras has it, where all may be masked
+
+    def everywhere(values):
+        values = tf.where(kept, values, tf.zeros_like(values))
+        return tf.reduce_sum(values, axis=layer._reduction_axes, keepdims=True) * weight
+
+    total, count = tf.unstack(
+        context.all_reduce(
+            tf.distribute.ReduceOp.SUM, tf.stack([everywhere(x), everywhere(tf.ones_like(x))])
+        )
+    )
+    mean = total / (count + epsilon)
+    squares = context.all_reduce(tf.distribute.ReduceOp.SUM, everywhere(tf.square(x - mean)))
+    return tf.squeeze(mean), tf.squeeze(squares / (count + epsilon))

@@ -87,9 +87,9 @@ class Replica:
         return y_pred, loss
 
     def _own_rows(self, leaf, rows):
-        if leaf.shape.rank == 0 or (
-            isinstance(rows.size, int) and leaf.shape[0] not in (None, rows.size)
-        ):
+        known = leaf.shape[0] if leaf.shape.rank else None
+        # A size that is known where the number of rows is not is not that of the rows.
+        if leaf.shape.rank == 0 or (known is not None and known != rows.size):
             check(
                 "row_output",
                 self.strategy,

@@ -26,6 +26,7 @@ def mirrored_strategy(devices):
         )
         _strategies[devices] = strategy
         keras_internals.leave_losses_unscaled(_is_ours)
+        keras_internals.let_optimizers_update_across_replicas()
         keras_internals.let_distributed_variables_be_numbers()
     return _strategies[devices]
 

@@ -18,6 +18,9 @@ def capture(model, replica):
         for layer in keras_internals.flatten_layers(model)
         for generator in keras_internals.seed_generators(layer)
     ]
+    of_process = keras_internals.global_seed_state()
+    if of_process is not None:
+        seeds.append(of_process)
     moved = [(seed, keras_internals.moved_seed(seed, replica)) for seed in seeds]
     # The first replica draws what one device would draw.
     return keras_internals.ObservingScope(moved if replica else None)

@@ -32,14 +32,18 @@ def _variables(model):
     found += [v for metric in model.metrics for v in metric.variables]
     for optimizer in _optimizers(model):
         found += keras_internals.optimizer_variables(optimizer)
+        found += keras_internals.untracked_variables(optimizer)
     return list({id(v): v for v in found}.values())
 
 
 def _optimizers(model):
-    """The optimizer, and the one that it wraps; inner ones first."""
-    optimizer = model.optimizer if model.compiled else None
-    inner = getattr(optimizer, "inner_optimizer", None)
-    return [o for o in (inner, optimizer) if o is not None]
+    """The optimizer, and those that it wraps; inner ones first."""
+    if not model.compiled or model.optimizer is None:
+        return []
+    found = [model.optimizer]
+    for optimizer in found:  # grows while it is read
+        found += keras_internals.inner_optimizers(optimizer)
+    return found[::-1]
 
 
 def _home(variable):

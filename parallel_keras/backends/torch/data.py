@@ -22,6 +22,7 @@ from parallel_keras import probe as probing
 from parallel_keras.backends import lowering
 from parallel_keras.backends.torch import configuration, forwarding, memory, shipping, workers
 from parallel_keras.backends.torch.devices import torch_device
+from parallel_keras.backends.torch.lookahead import Lookahead, can_look_ahead, looking_ahead
 from parallel_keras.backends.torch.metrics import CallerMetrics, metric_variables
 from parallel_keras.backends.torch.replica import Replica, fold_accumulators
 from parallel_keras.backends.torch.structures import fill, leaves
@@ -40,11 +41,18 @@ class Lowering(lowering.Lowering):
         self.device = torch_device(self.devices[0])
         self.ship = _Shipment(self)
         self.pool: Any = None
+        self._method = ""
+        self._staged: dict = {}  # by the id of a batch that is to come
+        self._ahead = itertools.count()
+        self._lookahead: Lookahead | None = None
         self.averaged: tuple | None = None  # numbers of metric variables, once probed
 
     def attach(self):
         """Have the workers started; the first step waits for them."""
         self.pool = workers.pool(self.world_size, self.devices, self.strategy.timeout)
+
+    def prepare(self, name):
+        self._method = name
 
     def detach(self):
         """Let the workers forget the model."""
@@ -68,9 +76,14 @@ class Lowering(lowering.Lowering):
         members = vars(self.model)
         members["reset_metrics"] = self._reset_metrics
         try:
-            yield
+            with looking_ahead(self.pool) as may_look:
+                if may_look and self._method == "fit":
+                    members["_symbolic_build"] = self._symbolic_build
+                yield
         finally:
             self.fold()
+            self._look_no_further()
+            members.pop("_symbolic_build", None)
             members.pop("reset_metrics", None)
             torch.set_num_threads(threads)
             if self.pool is not None:
@@ -82,6 +95,46 @@ class Lowering(lowering.Lowering):
         if features.has_user_code(self.model):
             self.ship.stale = True
 
+    # ---- looking ahead ----
+
+    def _symbolic_build(self, *args, **kwargs):
+        """Keras's fit calls this first of all, with the iterator of its batches."""
+        vars(self.model).pop("_symbolic_build")
+        keras_internals.stock_symbolic_build(self.model, *args, **kwargs)
+        iterator = kwargs.get("iterator")
+        if iterator is not None and can_look_ahead(iterator.data_adapter):
+            keras_internals.wrap_batches(iterator, self._look_ahead)
+
+    def _look_ahead(self, batches):
+        self._look_no_further()
+        self._lookahead = Lookahead(batches, self._stage)
+        return self._lookahead
+
+    def _look_no_further(self):
+        if self._lookahead is not None:
+            self._lookahead.close()
+        self._lookahead = None
+        self._staged.clear()
+
+    def _stage(self, batch):
+        """Put the workers' rows of a batch into their memory. Runs in a thread."""
+        with contextlib.suppress(IndexError, OSError):  # the workers have gone meanwhile
+            data = _prepared("train", batch)
+            total = forwarding.row_count(data)
+            if total:
+                slot = memory.SLOTS + next(self._ahead) % memory.AHEAD
+                # The batch itself is kept, so that its id stays its own.
+                self._staged[id(batch)] = batch, data, self._write(slot, data, total)
+
+    def _write(self, slot, data, total):
+        """Copy each worker's rows; returns the layouts, in the order of the ranks."""
+        arrays = [leaf for leaf in leaves(data) if leaf is not None]
+        rows = batch.row_slices(total, self.world_size)
+        return [
+            self.pool.inbound(rank).write(slot, [array[rows[rank]] for array in arrays])
+            for rank in range(1, self.world_size)
+        ]
+
     # ---- a step ----
 
     def _guarded(self, kind, data):
@@ -92,40 +145,34 @@ class Lowering(lowering.Lowering):
             explained = self.pool.explain(error) if isinstance(error, Exception) else None
             self.pool.abort()
             self.ship.lost()
-            if explained is not None:
+            if explained is not None and explained is not error:
                 raise explained from error
             raise
 
     def _step(self, kind, data):
-        data = tree.map_structure(_tensor, tuple(data) if isinstance(data, list) else data)
-        if kind == "predict":
-            data = (keras_internals.unpack(data)[0],)
-        else:
-            data = keras_internals.unpack(data)
+        _, prepared, layouts = self._staged.pop(id(data), (None, None, None))
+        data = _prepared(kind, data) if prepared is None else prepared
         total = forwarding.row_count(data)
-        if total is None:
-            shapes = [tuple(leaf.shape) for leaf in tree.flatten(data) if leaf is not None]
+        if not total:
+            shapes = [tuple(leaf.shape) for leaf in leaves(data) if leaf is not None]
             capabilities.check("row_shape", self.strategy, "torch", f"shapes {shapes}")
-        if total == 0:
-            capabilities.check("row_shape", self.strategy, "torch", "a batch of no rows")
         self._probe(kind, data, total)
         self.ship.ensure()
         number = self.pool.next_number()
+        if layouts is None:
+            layouts = self._write(number % memory.SLOTS, data, total)
         counts = batch.row_counts(total, self.world_size)
-        rows = batch.row_slices(total, self.world_size)
-        self._send(number, kind, data, rows, counts, total)
-        own = _take(data, rows[0])
+        self._send(number, kind, data, layouts, counts)
+        own = _take(data, slice(0, counts[0]))
         if kind == "predict":
             return self._predict(number, own, counts)
         return self._compute(kind, number, own, counts, total)
 
-    def _send(self, number, kind, data, rows, counts, total):
+    def _send(self, number, kind, data, layouts, counts):
         structure = tree.map_structure(lambda leaf: leaf is not None, data)
         changes = self.ship.changes(self.averaged)
-        for rank in range(1, self.world_size):
-            part = [leaf[rows[rank]] for leaf in leaves(data) if leaf is not None]
-            layout = self.pool.inbound(rank).write(number % memory.SLOTS, part)
-            work = (structure, layout, counts[rank], total, counts[-1] > 0)
+        for rank, layout in enumerate(layouts, start=1):
+            work = (structure, layout, counts[rank], sum(counts), counts[-1] > 0)
             self.pool.send(rank, ("step", self.key, number, kind, work, changes))
         self.ship.send_values(changes[0])
 
@@ -274,6 +321,13 @@ class _Shipment:
 
     def accumulates(self):
         return bool(getattr(self.lowering.model.optimizer, "gradient_accumulation_steps", None))
+
+
+def _prepared(kind, data):
+    """A batch as `(x, y, sample_weight)`, or `(x,)` to predict, of CPU tensors."""
+    data = tree.map_structure(_tensor, tuple(data) if isinstance(data, list) else data)
+    data = keras_internals.unpack(data)
+    return data[:1] if kind == "predict" else data
 
 
 def _tensor(leaf):

@@ -11,7 +11,10 @@ import tempfile
 
 import torch
 
+# The slots of batches that are sent when their step begins, and of those that a
+# fit has staged ahead.
 SLOTS = 3
+AHEAD = 2
 _ALIGN = 64
 
 
@@ -37,7 +40,7 @@ class Buffer:
 
     def __init__(self, descriptor):
         self.descriptor = descriptor
-        self.places = [(0, 0)] * SLOTS  # the writer's: start and size of each slot
+        self.places = [(0, 0)] * (SLOTS + AHEAD)  # the writer's: start and size of each slot
         self._end = 0
         self._map = None
 

@@ -26,7 +26,6 @@ BOOKKEEPING = frozenset(
         "build",  # wraps that Layer.__new__ puts on each instance
         "quantize",
         "history",
-        "reset_metrics",
         "save_own_variables",
         "stop_training",
         "stop_evaluating",

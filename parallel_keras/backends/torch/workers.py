@@ -59,6 +59,7 @@ class Pool:
         self.group: Any = None
         self.generation = 0
         self.timeout = 60.0
+        self.has_lookahead = False
         self._number = 0
         self._formed = None
 
