@@ -195,14 +195,15 @@ def check(feature, strategy, backend, received=""):
 def as_markdown():
     """The table of the docs."""
     columns = [(s, b) for s in STRATEGIES for b in BACKENDS]
-    head = "| feature | " + " | ".join(f"{s}, {b}" for s, b in columns) + " |"
-    rows = [head, "|" + "---|" * (len(columns) + 1)]
+    rows = [
+        "| feature | " + " | ".join(f"{s}, {b}" for s, b in columns) + " | why |",
+        "|---|" + "---|" * (len(columns) + 1),
+    ]
     for line in FEATURES.values():
-        cells = [
-            "runs" if line.reason(*column) is RUNS else f"refused: {line.reason(*column)}"
-            for column in columns
-        ]
-        rows.append(f"| {line.title} | " + " | ".join(cells) + " |")
+        reasons = [line.reason(*column) for column in columns]
+        cells = ["runs" if reason is RUNS else "refused" for reason in reasons]
+        why = "; ".join(dict.fromkeys(reason for reason in reasons if reason is not RUNS))
+        rows.append(f"| {line.title} | " + " | ".join([*cells, why]) + " |")
     return "\n".join(rows)
 
 

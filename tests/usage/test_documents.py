@@ -6,6 +6,8 @@ import re
 import pytest
 from programs import BACKENDS, run
 
+from parallel_keras import capabilities
+
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -35,6 +37,10 @@ def test_examples_run(path, backend):
         return  # it runs both backends itself
     done = run([str(path)], backend, timeout=240, cwd=ROOT)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_the_table_of_capabilities_is_the_codes_own():
+    assert capabilities.as_markdown() in (ROOT / "docs" / "capabilities.md").read_text()
 
 
 def test_links_between_documents_lead_somewhere():

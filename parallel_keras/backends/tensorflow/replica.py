@@ -88,8 +88,9 @@ class Replica:
 
     def _own_rows(self, leaf, rows):
         known = leaf.shape[0] if leaf.shape.rank else None
-        # A size that is known where the number of rows is not is not that of the rows.
-        if leaf.shape.rank == 0 or (known is not None and known != rows.size):
+        # A size that is known where the number of rows is not has nothing to do with it.
+        other = not isinstance(rows.size, int) or known != rows.size
+        if leaf.shape.rank == 0 or (known is not None and other):
             check(
                 "row_output",
                 self.strategy,
