@@ -41,4 +41,4 @@ def test_the_table_of_the_docs_has_every_feature():
     lines = capabilities.as_markdown().splitlines()
     assert len(lines) == 2 + len(capabilities.FEATURES)
     columns = len(capabilities.STRATEGIES) * len(capabilities.BACKENDS)
-    assert {line.count("|") for line in lines} == {columns + 2}
+    assert {line.count("|") for line in lines} == {columns + 3}
