@@ -128,9 +128,9 @@ def test_evaluate_sees_each_row_once(n, strategy):
 def test_predict_gives_rows_in_order(n, strategy):
     model = _identity(strategy)
     x = np.arange(n, dtype="float32")[:, None]
-    for batch_size in (1, 4, 32):
-        y = model.predict(x, batch_size=batch_size, verbose=0)
-        compare(f"predict_order_{n}_rows", strategy, {"y": x}, {"y": y}, tolerance=0.0)
+    sizes = (1, 4, 32)
+    received = {size: model.predict(x, batch_size=size, verbose=0) for size in sizes}
+    compare(f"predict_order_{n}_rows", strategy, dict.fromkeys(sizes, x), received, tolerance=0.0)
 
 
 # Kept from test to test: a traced function is not traced again.

@@ -5,6 +5,7 @@ whole global batches; the function slices their rows on each replica. That is ex
 for every batch size, for generators, and for the on_batch methods alike.
 """
 
+import keras
 import numpy as np
 import tensorflow as tf
 from keras import tree
@@ -44,24 +45,33 @@ class Lowering(lowering.Lowering):
 
     def prepare_random_draws(self):
         """Make the state of draws without a seed where it can live: outside of the replicas."""
-        if features.has_user_code(self.model):
+        layers = keras_internals.flatten_layers(self.model)
+        is_lambda = (isinstance(layer, keras.layers.Lambda) for layer in layers)
+        if any(is_lambda) or features.has_user_code(self.model):
             keras_internals.ensure_global_seed()
 
     def make_function(self, kind):
-        self.probed = False
-        look = _Look(self, kind)
-        step = _Steps(self)
-        on_data, on_iterator = self._compile(getattr(step, kind))
-        if kind == "predict":
-            return lambda data: on_data(look.at(_arrays(keras_internals.unpack(data[0])[:1])))
+        step = getattr(_Steps(self), kind)
+        on_data, on_iterator = self._compile(step)
+        look = _Look(self, kind, on_data)
+
+        def at_hand(data):
+            data = look.at(data)
+            # What is traced before the probe does not know its outcome: a batch
+            # that is too small to probe has a trace of its own.
+            return (
+                on_data(data) if self.probed or kind == "predict" else self._compile(step)[0](data)
+            )
 
         def function(iterator):
             if not isinstance(iterator, tf.data.Iterator):
-                return on_data(look.at(_arrays(keras_internals.unpack(next(iter(iterator))))))
-            if look.is_needed(iterator.element_spec, on_data):
-                return on_data(look.at(_batch(next(iterator))))
+                return at_hand(_arrays(keras_internals.unpack(next(iter(iterator)))))
+            if look.is_needed(iterator.element_spec):
+                return at_hand(_batch(next(iterator)))
             return on_iterator(iterator)
 
+        if kind == "predict":
+            return lambda data: at_hand(_arrays(keras_internals.unpack(data[0])[:1]))
         return function
 
     def _compile(self, step):
@@ -90,15 +100,17 @@ class _Look:
     Args:
         lowering: The model's `Lowering`.
         kind: `"train"`, `"test"` or `"predict"`.
+        on_data: The step on a batch at hand.
     """
 
-    def __init__(self, lowering, kind):
+    def __init__(self, lowering, kind, on_data):
         self.lowering = lowering
         self.model = lowering.model
         self.kind = kind
-        self.traced = False
+        self.on_data = on_data
+        self.spec = None
 
-    def is_needed(self, spec, on_data):
+    def is_needed(self, spec):
         """Whether the next batch has to be seen outside of the graph."""
         lowering = self.lowering
         symbols = tree.map_structure(to_spec, spec)
@@ -106,19 +118,11 @@ class _Look:
         if any(isinstance(leaf, tf.TypeSpec) for leaf in leaves):
             return True
         self._build(keras_internals.unpack(symbols))
-        if lowering.probed or not probing.needs_probe(self.model):
-            return False
-        if not self.traced and not self.model.run_eagerly:
-            # For batches of any size, so that the step is traced once, as in
-            # Keras, where the batch that is looked at has its own size.
-            self.traced = True
-            on_data.get_concrete_function(
-                tree.map_structure(
-                    lambda s: None if s is None else tf.TensorSpec(s.shape, s.dtype),
-                    tuple(keras_internals.unpack(symbols)),
-                )
-            )
-        return True
+        self.spec = tree.map_structure(
+            lambda s: None if s is None else tf.TensorSpec(s.shape, s.dtype),
+            tuple(keras_internals.unpack(symbols)),
+        )
+        return not lowering.probed and probing.needs_probe(self.model)
 
     def at(self, data):
         """Look at a batch; returns it."""
@@ -131,6 +135,10 @@ class _Look:
         if probing.needs_probe(self.model):
             lowering.averaged = frozenset(probing.probe(self.model, lowering.strategy, *data))
         lowering.probed = True
+        if self.spec is not None and not self.model.run_eagerly:
+            # For batches of any size: the step is then traced once, as in
+            # Keras, and not for the size of this batch and again for others.
+            self.on_data.get_concrete_function(self.spec)
         return data
 
     def _build(self, data):
