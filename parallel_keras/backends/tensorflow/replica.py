@@ -105,7 +105,7 @@ class Replica:
         """Add this replica's rows; returns the ids of all metric variables."""
         model = self.model
         variables = {id(v): v for metric in model.metrics for v in metric.variables}
-        averaged = self.averaged | self._losses_of_outputs(y_pred)
+        averaged = (self.averaged & variables.keys()) | self._losses_of_outputs(y_pred)
         before = {key: tf.identity(variables[key].value) for key in averaged}
 
         def update():
