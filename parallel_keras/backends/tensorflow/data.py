@@ -14,7 +14,7 @@ from parallel_keras import capabilities, features, keras_internals
 from parallel_keras import probe as probing
 from parallel_keras.backends import lowering
 from parallel_keras.backends.tensorflow import update, variables
-from parallel_keras.backends.tensorflow.replica import Replica, to_spec, with_callers_state
+from parallel_keras.backends.tensorflow.replica import Replica, symbol, with_callers_state
 from parallel_keras.backends.tensorflow.rows import total_rows
 from parallel_keras.backends.tensorflow.runtime import mirrored_strategy
 from parallel_keras.backends.tensorflow.state import assign_combined
@@ -51,24 +51,36 @@ class Lowering(lowering.Lowering):
             keras_internals.ensure_global_seed()
 
     def make_function(self, kind):
+        # What is compiled may have changed since the last one was made.
+        self.probed = False
         step = getattr(_Steps(self), kind)
-        on_data, on_iterator = self._compile(step)
-        look = _Look(self, kind, on_data)
+        look = _Look(self, kind)
+        made: dict = {}
 
-        def at_hand(data):
+        def functions():
+            # A step is traced with what the probe has found: one that was traced
+            # for a batch too small to probe does not know it.
+            if self.averaged not in made:
+                made[self.averaged] = self._compile(step)
+            return made[self.averaged]
+
+        def at_hand(data, spec=None):
             data = look.at(data)
-            # What is traced before the probe does not know its outcome: a batch
-            # that is too small to probe has a trace of its own.
-            return (
-                on_data(data) if self.probed or kind == "predict" else self._compile(step)[0](data)
-            )
+            on_data, _ = functions()
+            if spec is not None and not self.model.run_eagerly:
+                # For batches of any size: the step is then traced once, as in
+                # Keras, and not for the size of this batch and again for others.
+                on_data.get_concrete_function(spec)
+            return on_data(data)
 
         def function(iterator):
             if not isinstance(iterator, tf.data.Iterator):
                 return at_hand(_arrays(keras_internals.unpack(next(iter(iterator)))))
-            if look.is_needed(iterator.element_spec):
-                return at_hand(_batch(next(iterator)))
-            return on_iterator(iterator)
+            if not look.is_over:
+                spec = _spec(iterator)
+                if look.is_needed(spec):
+                    return at_hand(_batch(next(iterator)), spec)
+            return functions()[1](iterator)
 
         if kind == "predict":
             return lambda data: at_hand(_arrays(keras_internals.unpack(data[0])[:1]))
@@ -100,29 +112,21 @@ class _Look:
     Args:
         lowering: The model's `Lowering`.
         kind: `"train"`, `"test"` or `"predict"`.
-        on_data: The step on a batch at hand.
     """
 
-    def __init__(self, lowering, kind, on_data):
+    def __init__(self, lowering, kind):
         self.lowering = lowering
         self.model = lowering.model
         self.kind = kind
-        self.on_data = on_data
-        self.spec = None
+        self.is_over = False
 
     def is_needed(self, spec):
         """Whether the next batch has to be seen outside of the graph."""
-        lowering = self.lowering
-        symbols = tree.map_structure(to_spec, spec)
-        leaves = [leaf for leaf in tree.flatten(symbols) if leaf is not None]
-        if any(isinstance(leaf, tf.TypeSpec) for leaf in leaves):
+        if spec is None:
             return True
-        self._build(keras_internals.unpack(symbols))
-        self.spec = tree.map_structure(
-            lambda s: None if s is None else tf.TensorSpec(s.shape, s.dtype),
-            tuple(keras_internals.unpack(symbols)),
-        )
-        return not lowering.probed and probing.needs_probe(self.model)
+        self._build(tree.map_structure(lambda s: None if s is None else symbol(s), spec))
+        self.is_over = self.lowering.probed or not probing.needs_probe(self.model)
+        return not self.is_over
 
     def at(self, data):
         """Look at a batch; returns it."""
@@ -135,10 +139,6 @@ class _Look:
         if probing.needs_probe(self.model):
             lowering.averaged = frozenset(probing.probe(self.model, lowering.strategy, *data))
         lowering.probed = True
-        if self.spec is not None and not self.model.run_eagerly:
-            # For batches of any size: the step is then traced once, as in
-            # Keras, and not for the size of this batch and again for others.
-            self.on_data.get_concrete_function(self.spec)
         return data
 
     def _build(self, data):
@@ -192,6 +192,17 @@ class _Steps:
 
     def _run(self, function, *arguments):
         return self.mirrored.run(with_callers_state(function), args=arguments)
+
+
+def _spec(iterator):
+    """The `(x, y, sample_weight)` of an iterator as specs, or None where it does not tell."""
+    spec = tree.map_structure(
+        lambda leaf: None if isinstance(leaf, tf.OptionalSpec) else leaf, iterator.element_spec
+    )
+    spec = tuple(keras_internals.unpack(spec))
+    leaves = [leaf for leaf in tree.flatten(spec) if leaf is not None]
+    told = all(isinstance(leaf, tf.TensorSpec) and leaf.shape.rank is not None for leaf in leaves)
+    return spec if told else None
 
 
 def _batch(data):

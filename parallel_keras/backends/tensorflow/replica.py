@@ -167,10 +167,6 @@ def with_callers_state(function):
     return run
 
 
-def to_spec(leaf):
-    """A symbolic input for the spec of a leaf; the spec itself where there is none."""
-    if leaf is None or isinstance(leaf, tf.OptionalSpec):
-        return None
-    if not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank is None:
-        return leaf
-    return keras.KerasTensor(tuple(leaf.shape), keras.backend.standardize_dtype(leaf.dtype))
+def symbol(spec):
+    """A symbolic input for the spec of a tensor."""
+    return keras.KerasTensor(tuple(spec.shape), keras.backend.standardize_dtype(spec.dtype))

@@ -1,22 +1,25 @@
 """Numbers that a worker publishes to the caller, without a message or a collective.
 
-A piece of memory that both map: a heartbeat, the count of commands that the worker
-has begun, and a vector of float64 under the number of a step. The caller waits for
-a number by looking at it, which costs microseconds where a collective costs a
-fraction of a millisecond.
+A piece of memory that both map: a vector of float64 under the number of a step.
+The caller waits for a number by looking at it, which costs microseconds where a
+collective costs a fraction of a millisecond.
 """
 
 import mmap
 import os
+import threading
 import time
 
 import numpy as np
 
-_HEARTBEAT, _COMMANDS, _NUMBER, _LENGTH = range(4)
+_NUMBER, _LENGTH = range(2)
 _HEAD = 8  # numbers before the vector
 # Pages that nobody writes take no memory.
 CAPACITY = 1 << 22
-BEAT_SECONDS = 0.25
+
+
+class NotPublished(TimeoutError):
+    """A worker has not published a step's numbers in time."""
 
 
 class Board:
@@ -30,17 +33,9 @@ class Board:
         nbytes = (_HEAD + CAPACITY) * 8
         os.ftruncate(descriptor, nbytes)
         self._numbers = np.frombuffer(mmap.mmap(descriptor, nbytes), np.float64)
+        self._fence = threading.Lock()
 
     # ---- the worker's side ----
-
-    def beat(self):
-        """Show that the process runs, for ever."""
-        while True:
-            self._numbers[_HEARTBEAT] = time.monotonic()
-            time.sleep(BEAT_SECONDS)
-
-    def count_command(self):
-        self._numbers[_COMMANDS] += 1
 
     def publish(self, number, vector):
         """Show a vector (or `None`) under a step's number, which is written last."""
@@ -49,21 +44,13 @@ class Board:
             raise ValueError(
                 f"The metrics' state has {length} numbers; up to {CAPACITY} can be combined."
             )
-        self._numbers[_HEAD : _HEAD + length] = vector if length else 0.0
+        if length:
+            self._numbers[_HEAD : _HEAD + length] = vector
         self._numbers[_LENGTH] = length
+        self._keep_order()
         self._numbers[_NUMBER] = number
 
     # ---- the caller's side ----
-
-    @property
-    def commands(self):
-        return int(self._numbers[_COMMANDS])
-
-    @property
-    def silent_seconds(self):
-        """Seconds since the last heartbeat, `None` before the first."""
-        last = self._numbers[_HEARTBEAT]
-        return time.monotonic() - last if last else None
 
     def wait(self, number, check, timeout):
         """The vector under a step's number: look, then look and sleep a little.
@@ -82,5 +69,12 @@ class Board:
             if looks % 200 == 0:
                 check()
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"no result of step {number} within {timeout:g} s")
+                    raise NotPublished(f"no result of step {number} within {timeout:g} s")
+        self._keep_order()
         return self._numbers[_HEAD : _HEAD + int(self._numbers[_LENGTH])].copy()
+
+    def _keep_order(self):
+        # A processor may show another core two writes in the other order (ARM
+        # does); taking a lock is the barrier that Python has.
+        with self._fence:
+            pass

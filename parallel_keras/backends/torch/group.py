@@ -77,4 +77,4 @@ def _prove(group, rank, world_size, secret):
 
 
 def _answer(secret, challenge, rank):
-    return hmac.new(secret, challenge + bytes([rank % 256]), hashlib.sha256).digest()
+    return hmac.new(secret, challenge + rank.to_bytes(4, "little"), hashlib.sha256).digest()

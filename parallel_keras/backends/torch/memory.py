@@ -5,9 +5,12 @@ on disk, and is gone when both processes are, whatever ends them. The file grows
 batches do; who reads maps it anew when it has grown.
 """
 
+import errno
 import mmap
 import os
+import shutil
 import tempfile
+import threading
 
 import torch
 
@@ -43,17 +46,20 @@ class Buffer:
         self.places = [(0, 0)] * (SLOTS + AHEAD)  # the writer's: start and size of each slot
         self._end = 0
         self._map = None
+        # One thread may stage a batch while another sends one, or ends the pool.
+        self._lock = threading.Lock()
 
     def write(self, slot, tensors):
         """Copy CPU tensors into a slot; returns the layout for `read`."""
         sizes = [_round(tensor.numel() * tensor.element_size()) for tensor in tensors]
-        start, size = self.places[slot]
-        if sum(sizes) > size:
-            start, size = self._end, _round(sum(sizes) * 5 // 4, mmap.PAGESIZE)
-            self._end = start + size
-            self.places[slot] = (start, size)
-            os.ftruncate(self.descriptor, self._end)
-        memory, layout = self._memory(start + size), []
+        with self._lock:
+            start, size = self.places[slot]
+            if sum(sizes) > size:
+                start, size = self._end, _round(sum(sizes) * 5 // 4, mmap.PAGESIZE)
+                self._end = start + size
+                self.places[slot] = (start, size)
+                os.ftruncate(self.descriptor, self._end)
+            memory, layout = self._memory(start + size), []
         for tensor, nbytes in zip(tensors, sizes, strict=True):
             layout.append((start, tensor.dtype, tuple(tensor.shape)))
             if tensor.numel():
@@ -64,19 +70,24 @@ class Buffer:
     def read(self, layout):
         """The tensors of a layout, in the shared memory itself."""
         end = max((start + _nbytes(dtype, shape) for start, dtype, shape in layout), default=0)
-        memory = self._memory(end)
+        with self._lock:
+            memory = self._memory(end)
         return [_view(memory, entry) for entry in layout]
 
+    def close(self):
+        """Give the file back. What was read stays valid; nothing more can be written."""
+        with self._lock:
+            descriptor, self.descriptor, self._map = self.descriptor, -1, None
+            os.close(descriptor)
+
     def _memory(self, end):
+        if self.descriptor < 0:
+            raise OSError(errno.EBADF, "the worker's memory was given back")
         if end and (self._map is None or len(self._map) < end):
             # The old map stays alive for as long as tensors lie in it.
             size = os.fstat(self.descriptor).st_size
             self._map = mmap.mmap(self.descriptor, size)
         return self._map
-
-    def close(self):
-        self._map = None
-        os.close(self.descriptor)
 
 
 def _round(nbytes, unit=_ALIGN):
@@ -95,13 +106,25 @@ def _view(memory, entry):
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(shape)
 
 
-def meeting_file():
-    """The path of an empty file for the ranks to meet in."""
-    if not hasattr(os, "memfd_create"):
-        return os.path.join(tempfile.mkdtemp(prefix="parallel_keras"), "meeting")
-    # Kept open for the life of the process: torch's store opens the path again
-    # when its last holder goes, and a number that was closed may by then be a
-    # file of the user's.
-    descriptor = os.memfd_create("parallel_keras")
-    # Only processes of the same user may open another process's descriptors.
-    return f"/proc/{os.getpid()}/fd/{descriptor}"
+class Meeting:
+    """An empty file for the ranks to meet in, which only this user's processes can open.
+
+    Attributes:
+        path: String.
+    """
+
+    def __init__(self):
+        self._folder = None
+        if hasattr(os, "memfd_create"):
+            # Kept open for the life of the process: torch's store opens the path
+            # again when its last holder goes, and a number that was closed may by
+            # then be a file of the user's.
+            self.path = f"/proc/{os.getpid()}/fd/{os.memfd_create('parallel_keras')}"
+        else:
+            self._folder = tempfile.mkdtemp(prefix="parallel_keras")
+            self.path = os.path.join(self._folder, "meeting")
+
+    def over(self):
+        """The ranks have met: leave nothing on disk."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)

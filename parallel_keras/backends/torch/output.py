@@ -3,6 +3,7 @@
 import array
 import fcntl
 import os
+import select
 import sys
 import termios
 import threading
@@ -16,6 +17,7 @@ class Output:
         self.rank = rank
         self._pipes = (stdout, stderr)
         self._busy = threading.Lock()
+        self._ended = False
         self._threads = [
             threading.Thread(target=self._forward, args=(pipe, name), daemon=True)
             for pipe, name in ((stdout, "stdout"), (stderr, "stderr"))
@@ -23,30 +25,8 @@ class Output:
         for thread in self._threads:
             thread.start()
 
-    def _forward(self, pipe, name):
-        rest = b""
-        while True:
-            try:
-                chunk = os.read(pipe.fileno(), 65536)
-            except (OSError, ValueError):
-                break
-            with self._busy:
-                *lines, rest = (rest + chunk).split(b"\n")
-                if not chunk and rest:
-                    lines, rest = [rest], b""
-                for line in lines:
-                    self._print(line, name)
-            if not chunk:
-                break
-
-    def _print(self, line, name):
-        stream = getattr(sys, name)
-        if stream is not None:
-            stream.write(f"[rank {self.rank}] {line.decode(errors='replace')}\n")
-            stream.flush()
-
     def drain(self, limit=2.0):
-        """Wait until what has been printed so far is shown."""
+        """Wait until the whole lines that were printed so far are shown."""
         deadline = time.monotonic() + limit
         while any(map(_waiting, self._pipes)) and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -54,11 +34,48 @@ class Output:
             pass
 
     def close(self):
-        """After the process has ended."""
+        """After the process has ended: show what is left."""
+        self.drain()
+        # Not by the pipe's end alone: a process that the worker has started may
+        # hold it open.
+        self._ended = True
         for thread in self._threads:
             thread.join(timeout=2.0)
         for pipe in self._pipes:
             pipe.close()
+
+    def _forward(self, pipe, name):
+        rest = b""
+        poll = select.poll()  # select() knows no descriptors above 1023
+        poll.register(pipe.fileno(), select.POLLIN)
+        while True:
+            if not poll.poll(200):
+                if self._ended:
+                    break
+                continue
+            # Reads under the lock, so that `drain` sees a line either in the
+            # pipe or printed.
+            with self._busy:
+                chunk = os.read(pipe.fileno(), 65536)
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    self._print(line, name)
+            if not chunk:
+                break
+        if rest:
+            self._print(rest, name)
+
+    def _print(self, line, name):
+        stream = getattr(sys, name)
+        text = f"[rank {self.rank}] {line.decode(errors='replace')}\n"
+        try:
+            encoding = getattr(stream, "encoding", None) or "utf-8"
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            # The caller has no such stream (None, closed, a broken pipe). To go on
+            # reading is what matters: a full pipe would hang the worker.
+            pass
 
 
 def _waiting(pipe):

@@ -1,7 +1,9 @@
 """One worker process, seen from the caller: starting, talking, watching, ending."""
 
+import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,11 +14,10 @@ from multiprocessing.connection import Connection
 
 import psutil
 
-from parallel_keras.backends.torch import board, memory
+from parallel_keras.backends.torch import board, memory, worker_main
 from parallel_keras.backends.torch.output import Output
 from parallel_keras.errors import WorkerError
 
-MAIN = "parallel_keras.backends.torch.worker_main"
 SERVER = "parallel_keras.backends.torch.server:Server"
 
 
@@ -52,17 +53,25 @@ class Worker:
             "caller": os.getpid(),
             # The kernel's signal comes when the thread that starts us ends.
             "die_with_parent": threading.current_thread() is threading.main_thread(),
+            "import_path": [entry for entry in sys.path if isinstance(entry, str)],
             **self._files,
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", MAIN, json.dumps(options)],
+            # -P: no folder of the package or of the user's comes before the
+            # standard library.
+            [sys.executable, "-P", "-u", worker_main.__file__, json.dumps(options)],
             pass_fds=[theirs.fileno(), lifeline, *self._files.values()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             # Not in the terminal's group: Ctrl-C is for the caller.
             start_new_session=True,
-            env=_environment(threads),
+            env={
+                **os.environ,
+                "KERAS_BACKEND": "torch",
+                "OMP_NUM_THREADS": str(threads),
+                "MKL_NUM_THREADS": str(threads),
+            },
         )
         theirs.close()
         os.close(lifeline)
@@ -74,32 +83,34 @@ class Worker:
     def wait_until_up(self, deadline):
         """Wait for the process to have imported what it needs."""
         if not self.up:
-            self.receive(max(0.0, deadline - time.monotonic()))
+            self.receive(max(0.0, deadline - time.monotonic()), self.check)
             self.up = True
 
     def send(self, message):
         try:
             self.channel.send(message)
         except OSError as error:
-            self._raise_if_dead(patience=2.0)
-            raise WorkerError(
-                f"Rank {self.rank} cannot be reached: {error}", self.rank, "unreachable"
-            ) from error
+            self._wait_for_its_end()
+            self.check()
+            raise self.error(f"cannot be reached: {error}") from error
 
-    def receive(self, timeout):
-        """The next message, or a WorkerError."""
+    def receive(self, timeout, check):
+        """The next message, or a WorkerError.
+
+        Args:
+            timeout: Float, in seconds.
+            check: Called now and then; raises where waiting is in vain.
+        """
         deadline = time.monotonic() + timeout
         while not self.channel.poll(0.05):
-            self.check()
+            check()
             if time.monotonic() > deadline:
                 raise self.error(self.stopped() or f"no answer within {timeout:g} s", self.stack())
-        return self._take()
-
-    def _take(self):
         try:
             message = self.channel.recv()
         except (EOFError, OSError):
-            self._raise_if_dead(patience=2.0)
+            self._wait_for_its_end()
+            self.check()
             raise self.error("closed its connection") from None
         if message[0] == "error":
             self._reported = message
@@ -113,30 +124,25 @@ class Worker:
 
     def check(self):
         """Raise where the worker is dead or has reported an error."""
-        if self._reported is None and self.process.poll() is not None and self.channel.poll(0):
-            # What it said before its end.
-            try:
-                while self.channel.poll(0):
-                    message = self.channel.recv()
-                    if message[0] == "error":
-                        self._reported = message
-            except (EOFError, OSError):
-                pass
+        trouble = self.trouble()
+        if trouble is not None:
+            raise trouble
+
+    def trouble(self):
+        """A WorkerError if the worker is dead or has reported an error, else `None`."""
+        code = self.process.poll()
+        if code is not None and self._reported is None:
+            self._read_last_words()
         if self._reported is not None:
             _, kind, text, trace = self._reported
-            raise self.error(f"raised {kind}: {text}", trace)
-        self._raise_if_dead()
+            return self.error(f"raised {kind}: {text}", trace)
+        if code is None:
+            return None
+        return self.error(_how_it_ended(code))
 
-    def _raise_if_dead(self, patience=0.0):
-        deadline = time.monotonic() + patience
-        while self.process.poll() is None:
-            if time.monotonic() >= deadline:
-                return
-            time.sleep(0.01)
-        code = self.process.returncode
-        if code < 0:
-            raise self.error(f"killed by signal {-code} ({signal.Signals(-code).name})")
-        raise self.error(f"ended with exit code {code}")
+    def is_victim(self):
+        """Whether all that it reported is that another rank has left a collective."""
+        return self._reported is not None and is_of_a_collective(*self._reported[1:3])
 
     def stopped(self):
         """A reason if the process does not run at all, else `None`."""
@@ -149,10 +155,13 @@ class Worker:
         return None
 
     def stack(self):
-        """Where the worker's threads are, as text."""
+        """Where the worker's main thread is, as text; the innermost call comes first."""
         descriptor = self._files["stack"]
         before = os.fstat(descriptor).st_size
-        self.process.send_signal(signal.SIGUSR1)
+        try:
+            self.process.send_signal(signal.SIGUSR1)
+        except OSError:
+            return ""
         size, deadline = before, time.monotonic() + 1.0
         while time.monotonic() < deadline:
             time.sleep(0.05)
@@ -160,7 +169,10 @@ class Worker:
             if now > before and now == size:
                 break
             size = now
-        return os.pread(descriptor, max(0, size - before), before).decode(errors="replace")
+        text = os.pread(descriptor, max(0, size - before), before).decode(errors="replace")
+        threads = text.split("\n\n")
+        main = [thread for thread in threads if f'"{worker_main.__file__}"' in thread]
+        return next((thread for thread in main if " in main" in thread), text)
 
     def error(self, reason, trace=""):
         """A WorkerError about this worker."""
@@ -170,31 +182,63 @@ class Worker:
             text += f"\n\nIn rank {self.rank}:\n{trace.rstrip()}"
         return WorkerError(text, self.rank, reason)
 
+    def _read_last_words(self):
+        try:
+            while self.channel.poll(0):
+                message = self.channel.recv()
+                if message[0] == "error":
+                    self._reported = message
+        except (EOFError, OSError):
+            pass
+
+    def _wait_for_its_end(self):
+        """Its side of the channel is closed: the process ends, or has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=2.0)
+
     # ---- ending ----
 
     def kill(self):
-        """End the process at once."""
+        """End the process at once, with those that it has started."""
         if self.process.poll() is None:
-            self.process.kill()  # also ends a stopped process
+            try:
+                os.killpg(self.process.pid, signal.SIGKILL)  # also ends a stopped process
+            except OSError:
+                self.process.kill()
 
     def close(self):
         """After `kill`: reap the process and give back what it held."""
-        self.process.wait()
+        # One inside the kernel, where no signal reaches it, ends when it returns.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=10.0)
         self.output.close()
         self.channel.close()
         os.close(self._lifeline)
-        for descriptor in self._files.values():
-            os.close(descriptor)
+        self.inbound.close()
+        self.outbound.close()
+        os.close(self._files["board"])
+        os.close(self._files["stack"])
 
 
-def _environment(threads):
-    """The caller's environment, with this package and the share of the cores."""
-    here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
-    path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {
-        **os.environ,
-        "KERAS_BACKEND": "torch",
-        "PYTHONPATH": path,
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-    }
+# Not all of gloo's and of the store's errors name their place.
+_COLLECTIVE = re.compile(
+    r"gloo|nccl|pair closure|closed by peer|^wait timeout|^timeout waiting for key", re.IGNORECASE
+)
+
+
+def is_of_a_collective(kind, text):
+    """Whether an error, given by its class's name and its text, comes from a collective."""
+    if kind in ("DistBackendError", "DistNetworkError", "DistStoreError", "NotPublished"):
+        return True
+    return kind == "RuntimeError" and bool(_COLLECTIVE.search(text))
+
+
+def _how_it_ended(code):
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "a real-time signal"
+    hint = ", which the system sends when memory runs out" if name == "SIGKILL" else ""
+    return f"killed by signal {-code} ({name}{hint})"

@@ -1,7 +1,7 @@
-"""The program of a worker: `python -m parallel_keras.backends.torch.worker_main`.
+"""The program of a worker, which `worker.py` starts.
 
-Started by `workers.py` with everything it needs as inherited descriptors: it
-listens on nothing, re-imports no script of the user's, and ends with its caller.
+Everything it needs it has as inherited descriptors: it listens on nothing, re-imports
+no script of the user's, and ends with its caller.
 """
 
 import ctypes
@@ -9,6 +9,7 @@ import faulthandler
 import importlib
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -17,43 +18,45 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+# A reader waits for the whole message: it has to fit into the pipe to a caller
+# that may sit in a collective.
+_LONGEST_TEXT = 20_000
 
 
 def main():
     options = json.loads(sys.argv[1])
+    # The caller's, so that the very same packages are found.
+    sys.path[:] = options["import_path"]
     _end_with_the_caller(options)
+    faulthandler.enable()  # a crash in native code prints where
     faulthandler.register(
         signal.SIGUSR1, file=os.fdopen(options["stack"], "wb", buffering=0), all_threads=True
     )
     channel = Connection(options["channel"])
-    # Slow from here on: torch and Keras.
-    from parallel_keras.backends.torch import board, memory
-
-    own_board = board.Board(options["board"])
-    threading.Thread(target=own_board.beat, daemon=True).start()
-    context = Context(options["rank"], channel, own_board)
-    context.inbound = memory.Buffer(options["inbound"])
-    context.outbound = memory.Buffer(options["outbound"])
     try:
+        # Slow: torch and Keras.
+        from parallel_keras.backends.torch import board, memory
+
+        context = Context(options["rank"], channel, board.Board(options["board"]))
+        context.inbound = memory.Buffer(options["inbound"])
+        context.outbound = memory.Buffer(options["outbound"])
         module, _, name = options["server"].partition(":")
         server = getattr(importlib.import_module(module), name)(context)
         channel.send(("hello",))
         while True:
-            message = channel.recv()
-            own_board.count_command()
+            try:
+                message = channel.recv()
+            except (EOFError, ConnectionError):
+                os._exit(0)  # the caller has gone
             if message[0] == "regroup":
                 context.regroup(*message[1:])
             else:
                 server.handle(message)
-    except EOFError:
-        os._exit(0)
     except BaseException as error:
-        # The caller may sit in a collective with this rank: ending the process
-        # ends that too.
-        text = "".join(traceback.format_exception(error))
-        channel.send(("error", type(error).__name__, str(error), text))
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _report(channel, error)
+    finally:
+        # At once, also where the user's code called sys.exit(): the caller may
+        # sit in a collective with this rank, which the end of the process ends.
         os._exit(1)
 
 
@@ -88,9 +91,27 @@ class Context:
         self.group = group.make(path, self.rank, world_size, self.device, timeout, secret)
 
 
+def _report(channel, error):
+    text = "".join(traceback.format_exception(error))
+    if len(text) > _LONGEST_TEXT:
+        half = _LONGEST_TEXT // 2
+        text = f"{text[:half]}\n[...]\n{text[-half:]}"
+    try:
+        channel.send(("error", type(error).__name__, str(error)[:2000], text))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        pass  # the caller has gone
+
+
 def _end_with_the_caller(options):
+    caller, lifeline = options["caller"], options["lifeline"]
+
     def watch():
-        os.read(options["lifeline"], 1)  # returns when the caller's end is closed
+        # The pipe's end tells at once. Where the caller's forked children hold
+        # the pipe open, the change of the parent tells.
+        while os.getppid() == caller and not select.select([lifeline], [], [], 0.5)[0]:
+            pass
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -98,7 +119,7 @@ def _end_with_the_caller(options):
         # Also ends a stopped process, in which no thread runs. The signal comes
         # when the thread that started us ends, so only for the main thread.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != options["caller"]:
+        if os.getppid() != caller:
             os._exit(0)
 
 

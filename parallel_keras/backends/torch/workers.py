@@ -6,6 +6,8 @@ trouble the whole pool is ended, since the survivors sit in a collective.
 """
 
 import atexit
+import ctypes
+import itertools
 import os
 import re
 import secrets
@@ -19,22 +21,21 @@ from parallel_keras import keras_internals
 from parallel_keras.backends.torch import group as groups
 from parallel_keras.backends.torch import memory
 from parallel_keras.backends.torch.devices import torch_device
-from parallel_keras.backends.torch.worker import Worker
+from parallel_keras.backends.torch.worker import SERVER, Worker, is_of_a_collective
 from parallel_keras.errors import WorkerError
 
 START_TIMEOUT = 180.0  # imports of torch and Keras on a busy machine
 _pool = None
+_generations = itertools.count(1)  # never the same twice, whichever pool
 
 
 def pool(world_size, devices, timeout):
     """The pool of this process, with workers started for `world_size` ranks."""
     global _pool
-    if _pool is None or _pool.is_foreign() or not _pool.is_healthy():
-        if _pool is not None and not _pool.is_foreign():
-            _pool.abort()
+    if _pool is None:
         _pool = Pool()
-        # keras.utils.clear_session() drops Keras's global state, and this with it.
-        keras_internals.tie_to_session(weakref.WeakMethod(_pool.abort))
+    if not _pool.is_healthy():
+        _pool.abort()
     _pool.want(world_size, devices, timeout)
     return _pool
 
@@ -42,32 +43,44 @@ def pool(world_size, devices, timeout):
 @atexit.register
 def shutdown():
     """End the workers of this process."""
-    global _pool
-    if _pool is not None and not _pool.is_foreign():
+    if _pool is not None:
         _pool.abort()
-    _pool = None
+
+
+def threads_of_a_rank(world_size):
+    """A rank's share of the cores' threads."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))  # what a container may use
+    else:
+        cores = os.cpu_count() or 1
+    return max(1, cores // world_size)
 
 
 class Pool:
-    """The workers and their process group."""
+    """The workers and their process group.
 
-    def __init__(self):
-        self.caller = os.getpid()
+    Args:
+        server: String, `"module:class"` of what serves messages in the workers.
+
+    Attributes:
+        group: The process group of the current world, in which the caller is rank 0.
+        generation: Int that changes whenever the workers have lost what they held;
+            zero while there is no group.
+    """
+
+    def __init__(self, server=SERVER):
+        self.server = server
         self.secret = secrets.token_bytes(32)
         self.workers = []
-        self.wanted: Any = None
+        self.wanted: tuple = (1, (), 60.0)
         self.group: Any = None
         self.generation = 0
         self.timeout = 60.0
-        self.has_lookahead = False
+        self.has_lookahead = False  # see lookahead.py
         self._number = 0
-        self._formed = None
+        self._formed: tuple | None = None
 
     # ---- life ----
-
-    def is_foreign(self):
-        """Whether this is a forked copy of another process's pool."""
-        return os.getpid() != self.caller
 
     def is_healthy(self):
         return all(worker.is_alive() for worker in self.workers)
@@ -76,32 +89,41 @@ class Pool:
         """Start the workers that are missing, without waiting for them."""
         self.wanted = (world_size, tuple(devices), timeout)
         self.timeout = timeout
+        if not self.workers and threading.current_thread() is threading.main_thread():
+            # keras.utils.clear_session() drops Keras's global state, and this with
+            # it. The state is the thread's, and ends with one that is not the main.
+            keras_internals.tie_to_session(weakref.WeakMethod(self.abort))
+        threads = threads_of_a_rank(world_size)
         while len(self.workers) < world_size - 1:
-            self.workers.append(Worker(len(self.workers) + 1, _threads(world_size)))
+            with _uninterrupted():
+                self.workers.append(Worker(len(self.workers) + 1, threads, self.server))
 
     def ready(self):
         """Wait for the workers and the group that `want` asked for.
 
         Returns:
-            Int that changes whenever the workers have lost what they held.
+            The pool's `generation`.
         """
         if self.wanted == self._formed:
             return self.generation
+        self.want(*self.wanted)  # anew, where they were ended meanwhile
         world_size, devices, timeout = self.wanted
         deadline = time.monotonic() + START_TIMEOUT
-        for worker in self.workers[: world_size - 1]:
+        for worker in self.active:
             worker.wait_until_up(deadline)
-        self.group = None
-        path = memory.meeting_file()
-        threads = _threads(world_size)
-        self._formed = None
-        for rank in range(1, world_size):
-            details = (world_size, devices[rank], timeout, self.secret, threads)
-            self.send(rank, ("regroup", path, *details))
+        self.group = self._formed = None
+        meeting = memory.Meeting()
+        threads = threads_of_a_rank(world_size)
+        for worker in self.active:
+            details = (world_size, devices[worker.rank], timeout, self.secret, threads)
+            worker.send(("regroup", meeting.path, *details))
         device = torch_device(devices[0])
-        self.group = groups.make(path, 0, world_size, device, timeout, self.secret)
+        try:
+            self.group = groups.make(meeting.path, 0, world_size, device, timeout, self.secret)
+        finally:
+            meeting.over()
         self._formed = self.wanted
-        self.generation += 1
+        self.generation = next(_generations)
         return self.generation
 
     def abort(self):
@@ -110,18 +132,28 @@ class Pool:
             workers, self.workers = self.workers, []
             for worker in workers:
                 worker.kill()
-            self.group = None
-            self._formed = None
+            self.group = self._formed = None
+            self.generation = 0
             for worker in workers:
                 worker.close()
+
+    def disown(self):
+        """In a forked child: the workers and the group are the parent's."""
+        # The group's end would wait for threads that the child does not have.
+        _keep_for_ever(self.group)
+        for worker in self.workers:
+            _keep_for_ever(worker)
+        self.workers, self.group, self._formed, self.generation = [], None, None, 0
 
     # ---- messages ----
 
     @property
     def active(self):
+        """The workers of the current world."""
         return self.workers[: self.wanted[0] - 1]
 
     def next_number(self):
+        """The number of a new step."""
         self._number += 1
         return self._number
 
@@ -133,7 +165,7 @@ class Pool:
             worker.send(message)
 
     def receive(self, rank):
-        return self.workers[rank - 1].receive(self.timeout)
+        return self.workers[rank - 1].receive(self.timeout, self.check)
 
     def wait_published(self, number):
         """What each worker published under a step's number, in the order of the ranks."""
@@ -145,17 +177,30 @@ class Pool:
     def outbound(self, rank):
         return self.workers[rank - 1].outbound
 
-    def check(self):
-        """Raise where a worker is dead or has reported an error."""
-        for worker in self.active:
-            worker.check()
-
     def drain_output(self):
         """Wait until what the workers have printed is printed here."""
         for worker in self.workers:
             worker.output.drain()
 
     # ---- trouble ----
+
+    def check(self):
+        """Raise where a worker is dead or has reported an error."""
+        found = self._found()
+        if found is None:
+            return
+        # One that only saw another leave a collective: the cause is soon known too.
+        deadline = time.monotonic() + 2.0
+        while found[0].is_victim() and time.monotonic() < deadline:
+            time.sleep(0.01)
+            found = self._found()
+        worker, trouble = found
+        raise (self._hanging() if worker.is_victim() else None) or trouble
+
+    def _found(self):
+        found = [(worker, worker.trouble()) for worker in self.active]
+        found = [(worker, trouble) for worker, trouble in found if trouble is not None]
+        return min(found, key=lambda pair: pair[0].is_victim(), default=None)
 
     def explain(self, error):
         """Which rank is at fault for an error in the caller.
@@ -165,11 +210,11 @@ class Pool:
         """
         if isinstance(error, WorkerError):
             return error
-        if not _is_of_a_collective(error):
+        if not self.active or not is_of_a_collective(type(error).__name__, str(error)):
             return None
+        late = bool(re.search(r"time|NotPublished", f"{type(error).__name__} {error}", re.I))
         # A dead peer breaks the collective before its end is known here; after
         # a time-out there is nothing more to wait for.
-        late = isinstance(error, TimeoutError) or "time" in str(error).lower()
         deadline = time.monotonic() + (0.3 if late else 3.0)
         while time.monotonic() < deadline:
             try:
@@ -177,44 +222,71 @@ class Pool:
             except WorkerError as found:
                 return found
             time.sleep(0.01)
-        active = self.active
-        for worker in active:
+        return (self._hanging() if late else None) or WorkerError(
+            f"The ranks lost one another, and no worker is at fault: {error}", None, str(error)
+        )
+
+    def _hanging(self):
+        """A WorkerError about the running worker that keeps the others waiting, or `None`."""
+        running = [worker for worker in self.active if worker.is_alive()]
+        for worker in running:
             reason = worker.stopped()
             if reason:
                 return worker.error(reason)
-        if not active:
+        stacks = {worker: worker.stack() for worker in running}
+        suspects = [worker for worker in running if not _waits(stacks[worker])]
+        reason = f"no progress for {self.timeout:g} s (the `timeout` of the strategy)"
+        if len(suspects) == 1 or len(self.active) == len(running) == 1:
+            worker = (suspects or running)[0]
+            return worker.error(reason, stacks[worker])
+        if not running:
             return None
-        behind = min(active, key=lambda worker: worker.board.commands)
-        return behind.error(
-            f"no progress for {self.timeout:g} s (the `timeout` of the strategy)", behind.stack()
-        )
+        texts = [f"In rank {worker.rank}:\n{stack.rstrip()}" for worker, stack in stacks.items()]
+        return WorkerError("\n\n".join([f"The workers made {reason}.", *texts]), None, reason)
 
 
-def _threads(world_size):
-    """A rank's share of the cores' threads."""
-    return max(1, (os.cpu_count() or 1) // world_size)
-
-
-_COLLECTIVE = re.compile(
-    r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|broken pipe|socket|pair|peer",
-    re.IGNORECASE,
+# The innermost Python call of a rank that waits for the others: the package's own
+# collectives, DistributedDataParallel's, or for the caller's next message.
+_WAITING = re.compile(
+    r"parallel_keras/backends/torch/|torch/autograd/|torch/nn/parallel/|multiprocessing/connection"
 )
 
 
-def _is_of_a_collective(error):
-    if isinstance(error, (TimeoutError, ConnectionError, EOFError)):
-        return True
-    return isinstance(error, RuntimeError) and bool(_COLLECTIVE.search(str(error)))
+def _waits(stack):
+    frames = [line for line in stack.splitlines() if line.lstrip().startswith("File ")]
+    return bool(frames) and bool(_WAITING.search(frames[0].replace(os.sep, "/")))
 
 
 class _uninterrupted:
-    """Ignores Ctrl-C for the moment that ending the workers takes."""
+    """Puts Ctrl-C off for the moment that starting or ending the workers takes."""
 
     def __enter__(self):
-        self.main = threading.current_thread() is threading.main_thread()
-        if self.main:
-            self.before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.before, self.came = None, False
+        if threading.current_thread() is threading.main_thread():
+            self.before = signal.getsignal(signal.SIGINT)
+        if self.before is not None:  # which it is where C code has set it
+            signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, number, frame):
+        self.came = True
 
     def __exit__(self, *exception):
-        if self.main:
+        if self.before is not None:
             signal.signal(signal.SIGINT, self.before)
+        if self.came:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _keep_for_ever(thing):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def _forget_in_forked_child():
+    global _pool
+    if _pool is not None:
+        _pool.disown()
+        _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_forked_child)
