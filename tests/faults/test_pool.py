@@ -482,8 +482,11 @@ def program(tmp_path, body):
 @pytest.mark.parametrize(
     "state",
     [
-        *("stopped", "starting", "in a thread"),
-        *(pytest.param(state, marks=long) for state in ("idle", "busy", "forked")),
+        "stopped",
+        *(
+            pytest.param(state, marks=long)
+            for state in ("idle", "busy", "starting", "in a thread", "forked")
+        ),
     ],
 )
 def test_no_worker_outlives_a_killed_caller(tmp_path, state):
@@ -577,6 +580,7 @@ tell("UP", pool.receive(1)[1]["world_size"])
     assert "UP 2" in output, output
 
 
+@long
 def test_a_pool_starts_again_after_it_was_ended(tmp_path):
     body = """
 import keras

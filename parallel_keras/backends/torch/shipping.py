@@ -16,7 +16,7 @@ import torch
 from keras import tree
 
 from parallel_keras import keras_internals
-from parallel_keras.backends.torch.reducers import finish_loading, reduce_keras
+from parallel_keras.backends.torch.reducers import BOOKKEEPING, finish_loading, reduce_keras
 from parallel_keras.errors import UnsupportedError
 
 # A functional graph is pickled along its edges, as deep as it is long.
@@ -38,14 +38,15 @@ def split(thing):
         UnsupportedError: If some object in it cannot be carried over. The
             message has the path to it.
     """
+    pickler = _Pickler()
     try:
-        return _split(thing)
+        return _with_deep_stack(lambda: pickler.split(thing))
     except Exception as error:
-        path, culprit = _find(thing, type(thing).__name__)
+        culprit = pickler.last
         raise UnsupportedError(
             "The model cannot be sent to the worker processes, because of "
-            f"{path} = {culprit!r}: {error}. Make such an object where it is used (in `call` or "
-            "in a function), or keep it outside of the model. "
+            f"{_path_to(culprit, thing)} = {culprit!r}: {error}. Make such an object where it is "
+            "used (in `call` or in a function), or keep it outside of the model. "
             f"Received: an object of type {type(culprit).__name__}"
         ) from error
 
@@ -111,25 +112,16 @@ def to_device(data, device):
     )
 
 
-def _split(thing):
+def _with_deep_stack(function):
+    """The result of a function that is run with room for deep recursion."""
     result: dict = {}
 
     def work():
         try:
-            file, tensors = io.BytesIO(), list[torch.Tensor]()
-            _Pickler(file, tensors).dump(thing)
-            result["value"] = file.getvalue(), tensors
+            result["value"] = function()
         except BaseException as error:
             result["error"] = error
 
-    _with_deep_stack(work)
-    if "error" in result:
-        raise result["error"]
-    return result["value"]
-
-
-def _with_deep_stack(work):
-    """Run a function with room for deep recursion."""
     stack, recursion = threading.stack_size(_STACK_BYTES), sys.getrecursionlimit()
     state = keras_internals.global_state_snapshot()
     sys.setrecursionlimit(_RECURSION)
@@ -140,13 +132,22 @@ def _with_deep_stack(work):
     finally:
         sys.setrecursionlimit(recursion)
         threading.stack_size(stack)
+    if "error" in result:
+        raise result["error"]
+    return result["value"]
 
 
 class _Pickler(cloudpickle.Pickler):
-    def __init__(self, file, tensors):
-        super().__init__(file)
-        self._tensors = tensors
-        self._numbers = {}
+    def __init__(self):
+        self._file = io.BytesIO()
+        super().__init__(self._file)
+        self._tensors: list = []
+        self._numbers: dict = {}
+        self.last = None  # where it stands, and after an error: where it stopped
+
+    def split(self, thing):
+        self.dump(thing)
+        return self._file.getvalue(), self._tensors
 
     def persistent_id(self, obj):
         if not isinstance(obj, torch.Tensor):
@@ -157,6 +158,7 @@ class _Pickler(cloudpickle.Pickler):
         return self._numbers[id(obj)]
 
     def reducer_override(self, obj):
+        self.last = obj
         reduced = reduce_keras(obj)
         return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
@@ -170,14 +172,17 @@ class _Unpickler(cloudpickle.pickle.Unpickler):
         return self._tensors[number]
 
 
-def _find(thing, path, depth=0):
-    """The innermost part of a thing that cannot be pickled, with its path."""
-    for name, part in _parts(thing):
-        try:
-            _split(part)
-        except Exception:
-            return _find(part, path + name, depth + 1) if depth < 20 else (path + name, part)
-    return path, thing
+def _path_to(culprit, thing):
+    """The shortest way from a thing to an object in it, as an expression."""
+    waiting, seen = [(type(thing).__name__, thing)], {id(thing)}
+    for path, part in waiting:  # grows as it goes: breadth first
+        if part is culprit:
+            return path
+        for name, inner in _parts(part):
+            if id(inner) not in seen:
+                seen.add(id(inner))
+                waiting.append((path + name, inner))
+    return "an object that it refers to"
 
 
 def _parts(thing):
@@ -193,6 +198,5 @@ def _parts(thing):
         return []
     closure = getattr(thing, "__closure__", None) or ()
     cells = [(f" (closure {number})", cell.cell_contents) for number, cell in enumerate(closure)]
-    skip = keras_internals.INSTANCE_OVERRIDES
     members = getattr(thing, "__dict__", {}).items()
-    return layers + cells + [(f".{key}", value) for key, value in members if key not in skip]
+    return layers + cells + [(f".{key}", value) for key, value in members if key not in BOOKKEEPING]
