@@ -65,11 +65,12 @@ class Child(Injected):
 class Mae(keras.metrics.Metric):
     def __init__(self, name="mine"):
         super().__init__(name=name)
-        self.total = self.add_weight(name="total")
-        self.count = self.add_weight(name="count")
+        self.total = self.add_weight(name="total", initializer="zeros")
+        self.count = self.add_weight(name="count", initializer="zeros")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        self.total.assign_add(ops.sum(ops.abs(y_true - y_pred)))
+        difference = ops.subtract(y_true, y_pred)
+        self.total.assign_add(ops.sum(ops.abs(difference)))
         self.count.assign_add(ops.cast(ops.size(y_true), "float32"))
 
     def result(self):
@@ -146,7 +147,9 @@ def lambdas():
     power = 2
     y = layers.Lambda(lambda t: t**power + SCALE)(x)
     y = layers.Dense(4, activation=lambda t: ops.tanh(t) * SCALE)(y)
-    return keras.Model(x, layers.Dense(2, activation=scaled)(ops.concatenate([y, y * 2.0])))
+    return keras.Model(
+        x, layers.Dense(2, activation=scaled)(ops.concatenate([y, y * 2.0], axis=-1))
+    )
 
 
 def shared():

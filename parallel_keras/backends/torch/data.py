@@ -8,7 +8,6 @@ rank 0, and returns the logs of the global batch.
 
 import contextlib
 import itertools
-import os
 import weakref
 from typing import Any
 
@@ -26,6 +25,7 @@ from parallel_keras.backends.torch.lookahead import Lookahead, can_look_ahead, l
 from parallel_keras.backends.torch.metrics import CallerMetrics, metric_variables
 from parallel_keras.backends.torch.replica import Replica, fold_accumulators
 from parallel_keras.backends.torch.structures import fill, leaves
+from parallel_keras.errors import WorkerError
 
 _keys = itertools.count()
 
@@ -71,7 +71,7 @@ class Lowering(lowering.Lowering):
     def session(self):
         threads = torch.get_num_threads()
         if device_names.is_simulated(self.devices):
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.world_size))
+            torch.set_num_threads(workers.threads_of_a_rank(self.world_size))
         self.ship.stale = self.ship.reseed = True
         members = vars(self.model)
         members["reset_metrics"] = self._reset_metrics
@@ -265,12 +265,16 @@ class _Shipment:
     def drop(self):
         """Let the workers forget the model."""
         if self.is_current():
-            self.lowering.pool.broadcast_message(("drop", self.lowering.key))
+            # One that has died meanwhile has forgotten it too.
+            with contextlib.suppress(WorkerError):
+                self.lowering.pool.broadcast_message(("drop", self.lowering.key))
         self.lost()
 
     def ensure(self):
         """Have the workers hold the caller's model, shipping it where it differs."""
         lowering = self.lowering
+        # A callback may have run another model with another world meanwhile.
+        lowering.pool.want(lowering.world_size, lowering.devices, lowering.strategy.timeout)
         generation = lowering.pool.ready()
         if generation == self.generation:
             self._attributes = self.forwarder.changed_attributes()

@@ -9,6 +9,7 @@ by value (cloudpickle). Tensors are taken out and travel by the process group.
 import io
 import sys
 import threading
+import types
 
 import cloudpickle
 import keras
@@ -159,8 +160,16 @@ class _Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj):
         self.last = obj
+        if isinstance(obj, types.CodeType):
+            # cloudpickle forgets the file, which a traceback of a worker shows.
+            constructor, arguments = cloudpickle.cloudpickle._code_reduce(obj)
+            return _code_of_a_file, (constructor, arguments, obj.co_filename)
         reduced = reduce_keras(obj)
         return super().reducer_override(obj) if reduced is NotImplemented else reduced
+
+
+def _code_of_a_file(constructor, arguments, name):
+    return constructor(*arguments).replace(co_filename=name)
 
 
 class _Unpickler(cloudpickle.pickle.Unpickler):
