@@ -197,15 +197,24 @@ def set_global_seed(state, rank):
 
 
 def registered_objects():
-    """Custom objects that are registered by name. saving/object_registration.py, 3.15.1."""
-    return dict(object_registration.GLOBAL_CUSTOM_OBJECTS)
+    """Custom objects known by name: the registered ones, those of a scope around us.
+
+    saving/object_registration.py, 3.15.1.
+    """
+    scope = global_state.get_global_attribute(_SCOPE_OF_OBJECTS) or {}
+    return dict(object_registration.GLOBAL_CUSTOM_OBJECTS), dict(scope)
 
 
 def register_objects(objects):
-    """Register custom objects as the caller has."""
-    for name, thing in objects.items():
+    """Have the custom objects known that `registered_objects` named in the caller."""
+    registered, scope = objects
+    for name, thing in registered.items():
         object_registration.GLOBAL_CUSTOM_OBJECTS[name] = thing
         object_registration.GLOBAL_CUSTOM_NAMES[thing] = name
+    global_state.set_global_attribute(_SCOPE_OF_OBJECTS, scope)
+
+
+_SCOPE_OF_OBJECTS = "custom_objects_scope_dict"
 
 
 def global_state_snapshot():

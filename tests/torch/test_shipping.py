@@ -285,9 +285,9 @@ def _captured(model, thing):
 @pytest.mark.parametrize(
     ("put", "path"),
     [
-        (_attribute, "layers[3].handle"),
+        (_attribute, "layers[4].handle"),
         (_listed, "layers[1].things[1]['key']"),
-        (_captured, "thing"),
+        (_captured, ".loss (closure 0)"),
     ],
 )
 def test_what_cannot_travel_is_named(put, path):
@@ -325,6 +325,8 @@ def changed_settings(tmp_path, monkeypatch):
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.enable_flash_sdp(False)
     yield
     configuration.apply(before, 0)
 
@@ -336,6 +338,8 @@ def settings(_):
     import keras
     import torch
 
+    from parallel_keras.backends.torch import torch_settings
+
     return {
         "floatx": keras.config.floatx(),
         "epsilon": keras.config.epsilon(),
@@ -345,7 +349,7 @@ def settings(_):
         "filtering": keras.config.is_traceback_filtering_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "matmul": torch.get_float32_matmul_precision(),
+        "precision": torch_settings.read(),
         "dtype": str(torch.get_default_dtype()),
         "benchmark": torch.backends.cudnn.benchmark,
         "cudnn": torch.backends.cudnn.deterministic,

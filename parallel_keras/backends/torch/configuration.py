@@ -2,6 +2,7 @@
 
 Keras's and torch's global settings, the import path, the working directory and the
 warnings filters: a worker is a new process with the defaults of all of them.
+torch's are a table by themselves, in `torch_settings.py`.
 """
 
 import hashlib
@@ -9,7 +10,6 @@ import os
 import random
 import sys
 import warnings
-from typing import Any
 
 import cloudpickle
 import keras
@@ -17,25 +17,31 @@ import numpy as np
 import torch
 
 from parallel_keras import keras_internals
+from parallel_keras.backends.torch import shipping, torch_settings
 
 
 def read():
-    """The caller's configuration, as bytes."""
+    """The caller's configuration, as bytes.
+
+    Raises:
+        UnsupportedError: If a registered custom object cannot be sent.
+    """
+    objects, tensors = shipping.split(keras_internals.registered_objects())
     return cloudpickle.dumps(
         {
             "path": list(sys.path),
-            "directory": os.getcwd(),
+            "directory": _directory(),
             "environment": dict(os.environ),
             "warnings": list(warnings.filters),
             "floatx": keras.config.floatx(),
             "epsilon": keras.config.epsilon(),
             "image_data_format": keras.config.image_data_format(),
-            "dtype_policy": keras.config.dtype_policy().name,
-            "flash_attention": keras.config.is_flash_attention_enabled(),
+            "dtype_policy": keras.config.dtype_policy(),
+            "flash_attention": keras.config.is_flash_attention_enabled() is not False,
             "traceback_filtering": keras.config.is_traceback_filtering_enabled(),
-            "custom_objects": keras_internals.registered_objects(),
+            "custom_objects": (objects, [tensor.detach() for tensor in tensors]),
             "seed": keras_internals.global_seed(),
-            "torch": {name: read() for name, (read, _) in _TORCH.items()},
+            "torch": torch_settings.read(),
         }
     )
 
@@ -45,7 +51,10 @@ def apply(configuration, rank):
     # The path comes first: the rest may need the user's modules.
     values = cloudpickle.loads(configuration)
     sys.path[:] = values["path"]
-    os.chdir(values["directory"])
+    if values["directory"] is not None:
+        os.chdir(values["directory"])
+    for name in set(os.environ) - set(values["environment"]) - set(_OWN):
+        del os.environ[name]
     os.environ.update({k: v for k, v in values["environment"].items() if k not in _OWN})
     warnings.filters = values["warnings"]
     keras.config.set_floatx(values["floatx"])
@@ -62,10 +71,9 @@ def apply(configuration, rank):
         if values["traceback_filtering"]
         else keras.config.disable_traceback_filtering
     )()
-    keras_internals.register_objects(values["custom_objects"])
+    keras_internals.register_objects(shipping.join(*values["custom_objects"]))
     keras_internals.set_global_seed(values["seed"], rank)
-    for name, (_, write) in _TORCH.items():
-        write(values["torch"][name])
+    torch_settings.apply(values["torch"])
 
 
 def seed_for_workers():
@@ -88,20 +96,9 @@ def seed_everything(seed):
 # A worker's own share of the machine.
 _OWN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KERAS_BACKEND", "PYTHONPATH")
 
-_TORCH: dict[str, tuple[Any, Any]] = {
-    "deterministic": (
-        torch.are_deterministic_algorithms_enabled,
-        lambda value: torch.use_deterministic_algorithms(value),
-    ),
-    "matmul": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    "dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "cudnn_benchmark": (
-        lambda: torch.backends.cudnn.benchmark,
-        lambda value: setattr(torch.backends.cudnn, "benchmark", value),
-    ),
-    "cudnn_deterministic": (
-        lambda: torch.backends.cudnn.deterministic,
-        lambda value: setattr(torch.backends.cudnn, "deterministic", value),
-    ),
-    "anomaly": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-}
+
+def _directory():
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed under the caller's feet
+        return None

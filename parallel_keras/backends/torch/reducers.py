@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 
 import keras
+import torch
 
 from parallel_keras import keras_internals
 
@@ -57,6 +58,11 @@ def reduce_keras(obj):
             _name_excluded_variables(obj, state)
         arguments = (type(obj), isinstance(obj, keras_internals.Functional))
         return _new_saveable, arguments, state, None, None, _set_saveable
+    if type(obj) is torch.nn.ParameterDict:
+        # Where a layer keeps its weights. torch's flag would differ after each
+        # evaluate, and nothing here reads it.
+        maker, arguments, state = obj.__reduce_ex__(4)[:3]
+        return maker, arguments, {**state, "training": True}
     return NotImplemented
 
 

@@ -74,7 +74,7 @@ def empty(descriptions, device):
         tensor = torch.empty(shape, dtype=dtype, device=device)
         if is_parameter:
             tensor = torch.nn.Parameter(tensor, requires_grad=requires_grad)
-        tensors.append(tensor)
+        tensors.append(tensor.requires_grad_(requires_grad))
     return tensors
 
 
