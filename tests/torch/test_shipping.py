@@ -181,7 +181,10 @@ def test_one_optimizer_for_some_layers(child):
 
 def test_losses_and_metrics_of_the_script(child):
     factor = 3.0
-    own = {"loss": MAIN["Loss"](), "metrics": [MAIN["Mae"](), lambda a, b: ops.abs(ops.subtract(a, b)) * factor]}
+    own = {
+        "loss": MAIN["Loss"](),
+        "metrics": [MAIN["Mae"](), lambda a, b: ops.abs(ops.subtract(a, b)) * factor],
+    }
     assert_travels(child, *compiled("mlp", **own))
     assert_travels(child, *compiled("mlp", loss=lambda a, b: (a - b) ** 2 * factor))
     weighted = [keras.metrics.AUC(), keras.metrics.R2Score()]
