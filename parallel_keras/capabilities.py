@@ -116,6 +116,13 @@ FEATURES = {
             "its states after the replicas' rows"
         ),
     ),
+    "batch_output": Feature(
+        "a layer or an operation that mixes the rows of the batch",
+        "Compute each row's output from that row alone.",
+        _data(
+            "on the first batch its outputs for all rows differed from those for the replicas' rows"
+        ),
+    ),
     "steps_per_execution": Feature(
         "`steps_per_execution` above 1",
         "Leave `steps_per_execution` at 1.",

@@ -89,6 +89,16 @@ def inject_functional_into(cls, stop, twin):
     return cls
 
 
+def has_bare_operations(model):
+    """Whether a functional model holds operations (`a + b`) that are no layers. function.py."""
+    return any(
+        not isinstance(operation, keras.Layer)
+        for part in flatten_layers(model)
+        if isinstance(part, Functional)
+        for operation in part._operations
+    )
+
+
 def flat_losses(compile_loss):
     """The built losses as (path, loss, weight, name). compile_utils.py, 3.15.1."""
     return list(compile_loss._flat_losses or [])

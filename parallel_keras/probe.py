@@ -25,7 +25,12 @@ _BATCH_LOSSES = ("Circle", "Dice", "Tversky", "dice", "tversky", "circle")
 
 def needs_probe(model):
     """Whether a model has a loss, metric or layer that is not known to add up."""
-    return bool(_unknown_losses(model) or _unknown_metrics(model) or _unknown_layers(model))
+    return bool(
+        _unknown_losses(model)
+        or _unknown_metrics(model)
+        or _unknown_layers(model)
+        or keras_internals.has_bare_operations(model)
+    )
 
 
 def is_enough(rows):
@@ -99,7 +104,9 @@ def _unknown_layers(model):
     return [
         layer
         for layer in keras_internals.flatten_layers(model)
-        if not features.is_keras(type(layer)) or not features.is_keras(type(layer).call)
+        if isinstance(layer, keras.layers.Lambda)
+        or not features.is_keras(type(layer))
+        or not features.is_keras(type(layer).call)
     ]
 
 
@@ -113,9 +120,18 @@ def _probe_forward(model, data, parts, shares, refuse):
     # nothing: such a model is compared with its random layers at rest.
     training = not any(_is_random(layer) for layer in keras_internals.flatten_layers(model))
     whole, y_pred = _forward(model, data, layers, training)
-    if not layers:
+    if not layers and not keras_internals.has_bare_operations(model):
         return y_pred
-    pieces = [_forward(model, _take(data, part), layers, training)[0] for part in parts]
+    outcomes = [_forward(model, _take(data, part), layers, training) for part in parts]
+    pieces = [outcome for outcome, _ in outcomes]
+    # Statistics of a batch are per device by definition, but only in training.
+    of_rows = [y_pred, *(outputs for _, outputs in outcomes)]
+    if training and any(_has_statistics(x) for x in keras_internals.flatten_layers(model)):
+        of_rows = [
+            _forward(model, rows, layers, False)[1]
+            for rows in (data, *(_take(data, part) for part in parts))
+        ]
+    _probe_outputs(of_rows, layers, refuse)
     if not _close(whole.losses, _mean([p.losses for p in pieces], shares)):
         names = ", ".join(sorted({type(layer).__name__ for layer in layers}))
         refuse(
@@ -128,6 +144,21 @@ def _probe_forward(model, data, parts, shares, refuse):
         if len(values) < len(pieces) or not _close(value, _mean(values, shares)):
             refuse("batch_state", f"variable {label}")
     return y_pred
+
+
+def _probe_outputs(outputs, layers, refuse):
+    """Compare the outputs of all rows with those of the parts, put together."""
+    whole, *parts = (tree.flatten(output) for output in outputs)
+    for value, *pieces in zip(whole, *parts, strict=True):
+        together = np.concatenate([np.atleast_1d(_numpy(piece)) for piece in pieces])
+        value = _numpy(value)
+        if value.shape != together.shape or not _close(value, together):
+            names = ", ".join(sorted({type(layer).__name__ for layer in layers}))
+            refuse("batch_output", names or "operations between the layers")
+
+
+def _has_statistics(layer):
+    return isinstance(layer, keras.layers.BatchNormalization)
 
 
 def sum_rows(parts):
