@@ -212,16 +212,15 @@ def registered_objects():
     saving/object_registration.py, 3.15.1.
     """
     scope = global_state.get_global_attribute(_SCOPE_OF_OBJECTS) or {}
-    return dict(object_registration.GLOBAL_CUSTOM_OBJECTS), dict(scope)
+    return {"registered": dict(object_registration.GLOBAL_CUSTOM_OBJECTS), "scope": dict(scope)}
 
 
 def register_objects(objects):
     """Have the custom objects known that `registered_objects` named in the caller."""
-    registered, scope = objects
-    for name, thing in registered.items():
+    for name, thing in objects["registered"].items():
         object_registration.GLOBAL_CUSTOM_OBJECTS[name] = thing
         object_registration.GLOBAL_CUSTOM_NAMES[thing] = name
-    global_state.set_global_attribute(_SCOPE_OF_OBJECTS, scope)
+    global_state.set_global_attribute(_SCOPE_OF_OBJECTS, objects["scope"])
 
 
 _SCOPE_OF_OBJECTS = "custom_objects_scope_dict"

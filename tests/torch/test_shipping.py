@@ -3,11 +3,15 @@
 The child is no worker of a pool: what is under test is `split` and `join` alone.
 """
 
+import functools
+import importlib.util
 import os
 import pathlib
 import pickle
 import subprocess
 import sys
+import threading
+import weakref
 
 import cloudpickle
 import numpy as np
@@ -273,36 +277,151 @@ def test_variables_are_named_in_one_order(child):
     assert not {id(v) for m in model.metrics for v in m.variables} & {id(v) for v in variables}
 
 
+MODULE = """
+import keras
+
+FACTOR = {factor}
+
+def helper(x):
+    return x * FACTOR
+
+class Times(keras.layers.Layer):
+    def call(self, x):
+        return helper(x)
+"""
+
+
+def _load(path, factor, name):
+    path.write_text(MODULE.format(factor=float(factor)))
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _times(module, loss="mse"):
+    model = keras.Sequential([keras.Input((6,)), module.Times(), keras.layers.Dense(2)])
+    model.compile("sgd", loss)
+    return model
+
+
+def test_a_module_that_only_the_caller_can_import(child, tmp_path):
+    module = _load(tmp_path / "anywhere.py", 2, "loaded_from_a_path")
+    by_value = cloudpickle.list_registry_pickle_by_value()
+    assert_travels(child, _times(module), X, Y)
+    assert cloudpickle.list_registry_pickle_by_value() == by_value
+    # A function of the script that names the module itself.
+    loss = eval("lambda a, b: module.helper((a - b) ** 2)", {**MAIN, "module": module})
+    assert_travels(child, _times(module, loss), X, Y)
+    del sys.modules["loaded_from_a_path"]
+
+
+def test_a_module_that_was_loaded_anew(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "loaded_anew.py"
+    path.write_text(MODULE.format(factor=2.0))
+    module = importlib.import_module("loaded_anew")
+    child = Child()
+    try:
+        child.ask("configure", configuration.read())
+        assert_travels(child, _times(module), X, Y)
+        path.write_text(MODULE.format(factor=0.125))  # another size: Python's cache sees it
+        assert importlib.reload(module).FACTOR == 0.125
+        assert_travels(child, _times(module), X, Y)
+    finally:
+        child.close()
+
+
+def test_views_stay_views():
+    base = torch.arange(12.0).reshape(3, 4)
+    thing = {"rows": base[1:], "turned": base.T, "bits": base.view(torch.int32), "other": base + 1}
+    thing["lone"] = torch.ones(1).expand(5)
+    skeleton, tensors = shipping.split(thing)
+    made = shipping.empty(shipping.specs(tensors), "cpu")
+    for new, old in zip(made, tensors, strict=True):
+        new.copy_(old)
+    there = shipping.join(skeleton, made)
+    for name, value in thing.items():
+        assert torch.equal(there[name], value), name
+    there["turned"][0, 2] = -1.0
+    assert there["rows"][1, 0] == -1.0
+    assert there["other"][2, 0] == 9.0
+
+
+def test_functions_inside_of_importable_ones_go_by_name(child):
+    layer = keras.layers.Dense(2)
+    predicate = layer._tracker.config["trainable_variables"][0]
+    skeleton, _ = shipping.split(predicate)
+    assert len(skeleton) < 300
+    seen = child.do(lambda f: (f.__module__, f(1)), predicate)
+    assert seen == (predicate.__module__, False)
+
+
+# ---- what cannot travel ----
+
+LOCK = threading.Lock()
+REFUSED = {
+    "lock": (threading.Lock(), "cannot pickle"),
+    "file": (open(os.devnull), "belongs to its process"),  # noqa: SIM115
+    "sparse": (torch.eye(2).to_sparse(), "sparse"),
+    "meta": (torch.empty(2, device="meta"), "without numbers"),
+    "generator": ((number for number in range(2)), "cannot pickle"),
+    "weak": (weakref.ref(Child), "cannot pickle"),
+}
+
+
+class _Slots:
+    __slots__ = ("inner",)
+
+
 def _attribute(model, thing):
     model.layers[-1].handle = thing
+    return "Functional.layers[4].handle"
 
 
 def _listed(model, thing):
     model.layers[1].things = [1, {"key": thing}]
+    return "Functional.layers[1].things[1]['key']"
+
+
+def _in_slots(model, thing):
+    model.slots = _Slots()
+    model.slots.inner = thing
+    return "Functional.slots.inner"
 
 
 def _captured(model, thing):
     model.compile("sgd", lambda a, b: (a - b) ** 2 if thing else a)
+    return "Functional.loss (variable 'thing')"
 
 
-@pytest.mark.parametrize(
-    ("put", "path"),
-    [
-        (_attribute, "layers[4].handle"),
-        (_listed, "layers[1].things[1]['key']"),
-        (_captured, ".loss (closure 0)"),
-    ],
-)
-def test_what_cannot_travel_is_named(put, path):
-    import threading
+def _global(model, thing):
+    loss = eval("lambda a, b: (a - b) ** 2 if THING else a", {**MAIN, "THING": thing})
+    model.compile("sgd", loss)
+    return "Functional.loss (global 'THING')"
 
-    for thing in (open(os.devnull, "w"), threading.Lock()):  # noqa: SIM115
-        model = make("frozen")
-        put(model, thing)
-        with pytest.raises(UnsupportedError) as caught:
-            shipping.split(model)
-        assert path in str(caught.value), caught.value
-        assert type(thing).__name__ in str(caught.value)
+
+def _bound(model, thing):
+    model.compile("sgd", functools.partial(lambda extra, a, b: (a - b) ** 2, thing))
+    return "Functional.loss.args[0]"
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("put", (_attribute, _listed, _in_slots, _captured, _global, _bound))
+def test_what_cannot_travel_is_named(put, kind):
+    thing, reason = REFUSED[kind]
+    model = make("frozen")
+    path = put(model, thing)
+    with pytest.raises(UnsupportedError) as caught:
+        shipping.split(model)
+    message = str(caught.value)
+    assert f"because of {path} = " in message, message
+    assert reason in message and type(thing).__name__ in message, message
+
+
+def test_the_standard_output_is_the_workers_own(child):
+    assert child.do(lambda file: file is sys.stdout, sys.stdout)
 
 
 # ---- the configuration ----
@@ -369,5 +488,41 @@ def test_a_child_sees_the_callers_settings(changed_settings):
     try:
         fresh.ask("configure", configuration.read())
         assert fresh.do(settings, None) == settings(None)
+    finally:
+        fresh.close()
+
+
+def test_custom_objects_are_known_by_name(child):
+    def known(_):
+        return [keras.saving.get_registered_object(name) is not None for name in ("t>A", "b", "c")]
+
+    cls = type("A", (MAIN["Scale"],), {"__module__": "__main__"})
+    keras.saving.register_keras_serializable("t")(cls)
+    try:
+        with keras.saving.custom_object_scope({"b": lambda x: x}):
+            child.ask("configure", configuration.read())
+            assert child.do(known, None) == known(None) == [True, True, False]
+        child.ask("configure", configuration.read())
+        assert child.do(known, None) == known(None) == [True, False, False]
+        cls.lock = LOCK
+        with pytest.raises(UnsupportedError, match=r"custom object.*\['t>A'\]\.lock"):
+            configuration.read()
+    finally:
+        del keras.saving.get_custom_objects()["t>A"]
+
+
+def test_environment_and_directory_are_the_callers_now(monkeypatch, tmp_path):
+    fresh = Child()
+    try:
+        monkeypatch.setenv("FIRST", "1")
+        fresh.ask("configure", configuration.read())
+        assert fresh.do(lambda _: os.environ.get("FIRST"), None) == "1"
+        monkeypatch.delenv("FIRST")
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        fresh.ask("configure", configuration.read())  # has no directory to give
+        assert fresh.do(lambda _: os.environ.get("FIRST"), None) is None
     finally:
         fresh.close()

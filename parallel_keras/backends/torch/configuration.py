@@ -26,7 +26,8 @@ def read():
     Raises:
         UnsupportedError: If a registered custom object cannot be sent.
     """
-    objects, tensors = shipping.split(keras_internals.registered_objects())
+    registered = keras_internals.registered_objects()
+    objects, tensors = shipping.split(registered, "What is registered as a custom object of Keras")
     return cloudpickle.dumps(
         {
             "path": list(sys.path),

@@ -10,14 +10,20 @@ import io
 import sys
 import threading
 import types
+from typing import Any
 
 import cloudpickle
-import keras
 import torch
 from keras import tree
 
 from parallel_keras import keras_internals
-from parallel_keras.backends.torch.reducers import BOOKKEEPING, finish_loading, reduce_keras
+from parallel_keras.backends.torch.importing import (
+    by_value_where_needed,
+    inner_function,
+    make_inner_function,
+)
+from parallel_keras.backends.torch.paths import path_to
+from parallel_keras.backends.torch.reducers import finish_loading, reduce_keras
 from parallel_keras.errors import UnsupportedError
 
 # A functional graph is pickled along its edges, as deep as it is long.
@@ -25,11 +31,12 @@ _STACK_BYTES = 512 * 1024 * 1024
 _RECURSION = 1_000_000
 
 
-def split(thing):
+def split(thing, name="The model"):
     """A thing as bytes without numbers, and the tensors that hold the numbers.
 
     Args:
         thing: Usually a Keras model.
+        name: String. What to call it in a message.
 
     Returns:
         A pair: bytes for `join`, equal for an unchanged model; and a list of
@@ -45,9 +52,9 @@ def split(thing):
     except Exception as error:
         culprit = pickler.last
         raise UnsupportedError(
-            "The model cannot be sent to the worker processes, because of "
-            f"{_path_to(culprit, thing)} = {culprit!r}: {error}. Make such an object where it is "
-            "used (in `call` or in a function), or keep it outside of the model. "
+            f"{name} cannot be sent to the worker processes, because of "
+            f"{path_to(culprit, thing)} = {_short(culprit)}: {error}. Make such an object where it "
+            "is used (in `call` or in a function), or keep it elsewhere. "
             f"Received: an object of type {type(culprit).__name__}"
         ) from error
 
@@ -60,18 +67,35 @@ def join(skeleton, tensors):
 
 
 def specs(tensors):
-    """What `empty` needs to make tensors like these."""
+    """What `empty` needs to make tensors like these, views of one another included."""
+    storages: dict = {}
+    for t in tensors:
+        storages.setdefault(t.untyped_storage().data_ptr(), []).append(t)
     return [
-        (t.dtype, tuple(t.shape), isinstance(t, torch.nn.Parameter), t.requires_grad)
+        (
+            (t.dtype, tuple(t.shape), t.device.type),
+            (isinstance(t, torch.nn.Parameter), t.requires_grad),
+            _place(t, storages[t.untyped_storage().data_ptr()]),
+        )
         for t in tensors
     ]
 
 
 def empty(descriptions, device):
     """Tensors like those that `specs` described, with no numbers in them yet."""
+    storages: dict = {}
     tensors = []
-    for dtype, shape, is_parameter, requires_grad in descriptions:
-        tensor = torch.empty(shape, dtype=dtype, device=device)
+    for (dtype, shape, kind), (is_parameter, requires_grad), place in descriptions:
+        # What the caller keeps in host memory stays there.
+        here = device if kind == torch.device(device).type else kind
+        if place is None:
+            tensor = torch.empty(shape, dtype=dtype, device=here)
+        else:
+            key, size, offset, strides = place
+            if key not in storages:
+                storages[key] = torch.empty(size, dtype=torch.uint8, device=here).untyped_storage()
+            tensor = torch.empty(0, dtype=dtype, device=here)
+            tensor.set_(storages[key], offset, shape, strides)
         if is_parameter:
             tensor = torch.nn.Parameter(tensor, requires_grad=requires_grad)
         tensors.append(tensor.requires_grad_(requires_grad))
@@ -87,7 +111,7 @@ def broadcast(tensor, group):
         # The caller may hold another layout of the same numbers.
         flat = plain.contiguous().view(-1).view(torch.uint8)
         group.broadcast(flat, 0).wait()
-        if not plain.is_contiguous():
+        if group.rank() and not plain.is_contiguous():
             plain.copy_(flat.view(plain.dtype).view(plain.shape))
 
 
@@ -144,28 +168,88 @@ class _Pickler(cloudpickle.Pickler):
         super().__init__(self._file)
         self._tensors: list = []
         self._numbers: dict = {}
+        self._meet: Any = None
         self.last = None  # where it stands, and after an error: where it stopped
 
     def split(self, thing):
-        self.dump(thing)
+        with by_value_where_needed() as self._meet:
+            self.dump(thing)
         return self._file.getvalue(), self._tensors
 
     def persistent_id(self, obj):
         if not isinstance(obj, torch.Tensor):
             return None
         if id(obj) not in self._numbers:
+            self.last = obj
+            _check_tensor(obj)
             self._numbers[id(obj)] = len(self._tensors)
             self._tensors.append(obj)
         return self._numbers[id(obj)]
 
     def reducer_override(self, obj):
         self.last = obj
+        if isinstance(obj, (type, types.FunctionType)):
+            self._meet(obj.__module__)
+            place = isinstance(obj, types.FunctionType) and inner_function(obj)
+            if place:
+                return make_inner_function, place
+        elif isinstance(obj, types.ModuleType):
+            self._meet(obj.__name__)
+        for name in ("stdout", "stderr"):  # in a notebook or a test, files of another kind
+            if obj is getattr(sys, name):
+                return getattr, (sys, name)
+        if isinstance(obj, io.IOBase) and not isinstance(obj, (io.StringIO, io.BytesIO)):
+            # cloudpickle would send a copy of what it holds.
+            raise TypeError("an open file belongs to its process")
         if isinstance(obj, types.CodeType):
             # cloudpickle forgets the file, which a traceback of a worker shows.
             constructor, arguments = cloudpickle.cloudpickle._code_reduce(obj)
             return _code_of_a_file, (constructor, arguments, obj.co_filename)
         reduced = reduce_keras(obj)
         return super().reducer_override(obj) if reduced is NotImplemented else reduced
+
+
+def _check_tensor(tensor):
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        raise TypeError("it has no shape yet; call the module once before")
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise TypeError("a tensor of a class of its own, of which only torch's are supported")
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        raise TypeError("a tensor that is sparse, quantized or without numbers is not supported")
+
+
+def _place(tensor, neighbours):
+    """Where in a storage a tensor is, if others are there too: (key, bytes, offset, strides).
+
+    In bytes that all of them cover; `None` for a tensor with a storage of its own.
+    """
+    lone = len(neighbours) == 1 or not tensor.numel()
+    if lone or any(stride == 0 for stride in tensor.stride()):
+        return None
+    spans = [_span(t) for t in neighbours if t.numel()]
+    start = min(first for first, _ in spans) // _ALIGNMENT * _ALIGNMENT
+    size = max(last for _, last in spans) - start
+    offset = tensor.storage_offset() - start // tensor.element_size()
+    return tensor.untyped_storage().data_ptr(), size, offset, tuple(tensor.stride())
+
+
+_ALIGNMENT = 16  # bytes: the largest number, complex128
+
+
+def _span(tensor):
+    """The first byte of a tensor in its storage, and the one past the last."""
+    first = tensor.storage_offset()
+    last = first + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return first * tensor.element_size(), (last + 1) * tensor.element_size()
+
+
+def _short(thing):
+    """A thing as text, whatever its own `__repr__` does."""
+    try:
+        text = repr(thing)
+    except Exception:
+        text = object.__repr__(thing)
+    return text if len(text) < 300 else f"{text[:300]}..."
 
 
 def _code_of_a_file(constructor, arguments, name):
@@ -179,33 +263,3 @@ class _Unpickler(cloudpickle.pickle.Unpickler):
 
     def persistent_load(self, number):
         return self._tensors[number]
-
-
-def _path_to(culprit, thing):
-    """The shortest way from a thing to an object in it, as an expression."""
-    waiting, seen = [(type(thing).__name__, thing)], {id(thing)}
-    for path, part in waiting:  # grows as it goes: breadth first
-        if part is culprit:
-            return path
-        for name, inner in _parts(part):
-            if id(inner) not in seen:
-                seen.add(id(inner))
-                waiting.append((path + name, inner))
-    return "an object that it refers to"
-
-
-def _parts(thing):
-    if isinstance(thing, dict):
-        return [(f"[{key!r}]", value) for key, value in thing.items()]
-    if isinstance(thing, (list, tuple, set)):
-        return [(f"[{number}]", value) for number, value in enumerate(thing)]
-    if isinstance(thing, keras.Model):
-        layers = [(f".layers[{n}]", layer) for n, layer in enumerate(thing.layers)]
-    else:
-        layers = []
-    if isinstance(thing, type):
-        return []
-    closure = getattr(thing, "__closure__", None) or ()
-    cells = [(f" (closure {number})", cell.cell_contents) for number, cell in enumerate(closure)]
-    members = getattr(thing, "__dict__", {}).items()
-    return layers + cells + [(f".{key}", value) for key, value in members if key not in BOOKKEEPING]
