@@ -280,6 +280,8 @@ class _Shipment:
             self._attributes = self.forwarder.changed_attributes()
             if not self.stale and self._attributes is not None:
                 return
+        self._configure(lowering.pool, generation)
+        if generation == self.generation:
             variables = shipping.variables_of(lowering.model)
             same = self.forwarder.is_same(lowering.model, variables)
             if same and self._attributes is not None and not features.has_user_code(lowering.model):
@@ -291,8 +293,6 @@ class _Shipment:
         skeleton, tensors = shipping.split(lowering.model)
         if generation == self.generation and same and skeleton == self.skeleton:
             return
-        if generation != self.generation:
-            lowering.pool.broadcast_message(("configure", configuration.read()))
         has_user_layers = features.has_user_layers(lowering.model)
         specs = shipping.specs(tensors)
         lowering.pool.broadcast_message(("ship", lowering.key, skeleton, specs, has_user_layers))
@@ -306,6 +306,14 @@ class _Shipment:
         )
         self._sent_averaged = None
         self._attributes = ()
+
+    @staticmethod
+    def _configure(pool, generation):
+        """Let the workers see the caller's settings, as they are now."""
+        wanted = generation, configuration.read()
+        if pool.configured != wanted:
+            pool.broadcast_message(("configure", wanted[1]))
+            pool.configured = wanted
 
     def changes(self, averaged):
         """What the program has changed since the last step."""

@@ -76,6 +76,7 @@ class Pool:
         self.group: Any = None
         self.generation = 0
         self.timeout = 60.0
+        self.configured: tuple | None = None  # what data.py has sent of the caller's settings
         self.has_lookahead = False  # see lookahead.py
         self._number = 0
         self._formed: tuple | None = None
