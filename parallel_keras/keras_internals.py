@@ -357,6 +357,9 @@ class _Token:
     """An object that can be referred to weakly."""
 
 
+SESSION = "parallel_keras_session"
+
+
 def tie_to_session(callback):
     """Have `callback` called when `keras.utils.clear_session()` drops the global state.
 
@@ -369,12 +372,14 @@ def tie_to_session(callback):
 
     def call():
         function = callback()
-        if function is not None:
+        # One that was replaced by a newer one says nothing, and may go late:
+        # the traceback of an exception can hold it.
+        if function is not None and global_state.get_global_attribute(SESSION) is None:
             function()
 
     token = _Token()
     weakref.finalize(token, call).atexit = False
-    global_state.set_global_attribute("parallel_keras_session", token)
+    global_state.set_global_attribute(SESSION, token)
 
 
 def moved_seed(state, replica):

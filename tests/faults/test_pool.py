@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 
 import psutil
 import pytest
@@ -22,7 +23,9 @@ pytestmark = pytest.mark.backend("torch")
 
 if BACKEND == "torch":
     import torch
+    from keras.src.backend.common import global_state
 
+    from parallel_keras import keras_internals
     from parallel_keras.backends.torch import board, memory, workers
     from parallel_keras.errors import WorkerError
 
@@ -377,6 +380,7 @@ def test_ending_a_pool_leaves_nothing(pool):
     process = psutil.Process()
     gc.collect()
     before = process.num_fds()
+    heard = listening(pool)  # of the pool that other tests share, where they ran before
     start(3, pool=pool)
     pool.send(1, ("child",))
     pids = [pool.receive(1)[1], *(worker.process.pid for worker in pool.workers)]
@@ -392,10 +396,22 @@ def test_ending_a_pool_leaves_nothing(pool):
     while process.num_fds() > before + 1 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert process.num_fds() <= before + 1, "the meeting's file is kept: see memory.Meeting"
-    assert not [c for c in process.net_connections() if c.status == psutil.CONN_LISTEN]
+    assert set(listening(pool)) <= set(heard)
 
 
 # ---- strangers ----
+
+
+def test_a_pool_outlives_the_token_of_an_earlier_one(lasting):
+    """A traceback can hold what ties a pool to Keras's session, and let it go at any time."""
+    start(2, pool=lasting)
+    name = keras_internals.SESSION
+    held = [global_state.get_global_attribute(name)]
+    keras_internals.tie_to_session(weakref.WeakMethod(lasting.abort))
+    pids = [worker.process.pid for worker in lasting.workers]
+    held.clear()
+    gc.collect()
+    assert [worker.process.pid for worker in lasting.workers] == pids
 
 
 def listening(pool):
