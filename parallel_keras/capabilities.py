@@ -174,9 +174,12 @@ FEATURES = {
         _data("the replicas' outputs cannot be put together in order"),
     ),
     "synchronized_batch_norm": Feature(
-        "`BatchNormalization(synchronized=True)` with a mask or `renorm=True`",
-        "Leave out the mask and `renorm`, or use synchronized=False.",
-        _data("Keras does not synchronize these statistics"),
+        "`BatchNormalization(synchronized=True)`",
+        "Use synchronized=False.",
+        {
+            (strategy, "torch"): "Keras refuses to make the layer on this backend"
+            for strategy in STRATEGIES
+        },
     ),
 }
 

@@ -73,8 +73,6 @@ def _of_layer(layer):
     kinds = {base.__name__ for base in type(layer).__mro__}
     if "TorchModuleWrapper" in kinds:
         yield "torch_module", f"layer {layer.name} ({type(layer).__name__})"
-    if "BatchNormalization" in kinds and getattr(layer, "synchronized", False) and layer.renorm:
-        yield "synchronized_batch_norm", f"layer {layer.name} with renorm=True"
     for attribute, value in vars(layer).items():
         if keras_internals.is_raw_tf_variable(value):
             yield "raw_variable", f"layer {layer.name}, attribute {attribute}"

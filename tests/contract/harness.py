@@ -48,6 +48,7 @@ class Case:
         quick: The numbers of replicas that `make test` runs, in increasing
             order; `make test-all` runs 1 to 4.
         backend: A backend's name where the feature exists on one only.
+        built: Whether the optimizer's variables are made before the first step.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Case:
     tolerance: float = TOLERANCE
     quick: tuple = (3,)
     backend: str | None = None
+    built: bool = False
 
 
 # 49 rows in batches of 16 over 3 replicas: 6 + 5 + 5 rows three times, then a
@@ -137,6 +139,8 @@ def oracle(case_or_function):
 def run(case, strategy):
     """Train, evaluate and predict; give back everything that can be compared."""
     model = make(case.model, case.compile(), strategy)
+    if case.built:
+        model.optimizer.build(model.trainable_variables)
     data = case.data()
     logs = BatchLogs()
     history = fit(model, **data, **{**FIT, **case.fit}, callbacks=[logs])

@@ -271,6 +271,19 @@ def synchronized_cnn():
     return cnn(lambda: layers.BatchNormalization(synchronized=True))
 
 
+def synchronized_renorm():
+    return cnn(lambda: layers.BatchNormalization(synchronized=True, renorm=True))
+
+
+def synchronized_masked():
+    """Statistics over what is not masked in the global batch."""
+    x = keras.Input((5,), dtype="int32")
+    y = layers.Embedding(11, 8, mask_zero=True)(x)
+    y = layers.BatchNormalization(synchronized=True)(y)
+    y = layers.GlobalAveragePooling1D()(y)
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
 def unsynchronized_cnn():
     """Statistics of each device's rows."""
     return cnn(layers.BatchNormalization)

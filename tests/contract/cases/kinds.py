@@ -27,12 +27,12 @@ def two_outputs(name, model, **rest):
     )
 
 
-def batch_norm(name, optimizer, **rest):
+def batch_norm(name, optimizer, model=models.synchronized_cnn, data=rows.images, **rest):
     # Stock Keras on torch does not take `synchronized=True`.
     return case(
         name,
-        models.synchronized_cnn,
-        rows.images,
+        model,
+        data,
         compiled(optimizer),
         backend="tensorflow",
         **rest,
@@ -78,6 +78,8 @@ CASES = [
         compiled(lambda: adam(1e-3)),
         **LONG,
     ),
+    batch_norm("batch_norm_masked", sgd, models.synchronized_masked, rows.tokens, **LONG),
+    batch_norm("batch_norm_renorm", sgd, models.synchronized_renorm, **LONG),
     case("normalizers", models.normalizers, rows.images, **LONG),
     batch_norm("batch_norm_synchronized", sgd),
     batch_norm("batch_norm_synchronized_adam", adam, loose=CONV_BIAS, **LONG),

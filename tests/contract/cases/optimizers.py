@@ -45,7 +45,23 @@ CASES = [
     optimizer("adagrad", lambda: optimizers.Adagrad(0.1), **LONG),
     optimizer("adadelta", lambda: optimizers.Adadelta(1.0), **LONG),
     optimizer("ftrl", lambda: optimizers.Ftrl(0.1), **LONG),
-    optimizer("schedule_free_adamw", lambda: optimizers.ScheduleFreeAdamW(0.01), **LONG),
+    # On TensorFlow plain Keras makes its variables inside the traced step, where the copies
+    # of the weights that it averages start from zeros: another run of plain Keras's own.
+    optimizer(
+        "schedule_free_adamw", lambda: optimizers.ScheduleFreeAdamW(0.01), built=True, **LONG
+    ),
+    optimizer(
+        "muon_two_decays",
+        lambda: optimizers.Muon(0.01, weight_decay=0.1, adam_weight_decay=0.05),
+        **LONG,
+    ),
+    optimizer(
+        "of_several",
+        lambda: optimizers.MultiOptimizer(
+            optimizers.OptimizerMap(optimizers.SGD(0.1), {r".*kernel": adam()})
+        ),
+        **LONG,
+    ),
     # Clipping has to see the global gradient: norms small enough that it always acts.
     case("clipnorm", compile=compiled(lambda: optimizers.SGD(0.1, momentum=0.9, clipnorm=0.05))),
     case("clipvalue", compile=compiled(lambda: optimizers.SGD(0.1, momentum=0.9, clipvalue=0.02))),
