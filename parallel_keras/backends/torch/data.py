@@ -116,6 +116,10 @@ class Lowering(lowering.Lowering):
         self._lookahead = None
         self._staged.clear()
 
+    def _fetch_next(self):
+        if self._lookahead is not None:
+            self._lookahead.go_on()
+
     def _stage(self, batch):
         """Put the workers' rows of a batch into their memory. Runs in a thread."""
         with contextlib.suppress(IndexError, OSError):  # the workers have gone meanwhile
@@ -181,7 +185,7 @@ class Lowering(lowering.Lowering):
         own = shipping.to_device(own, self.device)
         before = metrics.before(self.averaged or ())
         if kind == "train":
-            replica.train(own, counts[0], total, counts[-1] > 0, lambda: None)
+            replica.train(own, counts[0], total, counts[-1] > 0, self._fetch_next)
         else:
             with torch.no_grad():
                 replica.test(own, counts[0])

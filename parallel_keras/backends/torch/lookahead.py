@@ -30,6 +30,10 @@ def can_look_ahead(adapter):
 class Lookahead:
     """An iterator over batches that is one batch ahead.
 
+    The thread starts on the next batch when `go_on` is called, from inside the step:
+    Python runs one thread at a time, and a step that began together with it would
+    wait for it, and all ranks for that step.
+
     Args:
         batches: Iterable of batches.
         stage: Function of a batch, called in a thread: puts it where the
@@ -41,6 +45,7 @@ class Lookahead:
         self._stage = stage
         self._executor = concurrent.futures.ThreadPoolExecutor(1, "parallel_keras_lookahead")
         self._next = None
+        self._is_asked = False
         self._state = keras_internals.global_state_snapshot()
 
     def __iter__(self):
@@ -48,16 +53,22 @@ class Lookahead:
 
     def __next__(self):
         if self._next is None:
-            # The first one here, in the caller's thread: a shuffle draws its
-            # order now.
-            batch = next(self._batches)
+            # The first one, in the caller's thread: a shuffle draws its order now.
+            # Or the last step did not ask for this one.
+            batch = next(self._batches, _END)
         else:
             batch = self._next.result()
-            if batch is _END:
-                self.close()
-                raise StopIteration
-        self._next = self._executor.submit(self._fetch)
+        if batch is _END:
+            self.close()
+            raise StopIteration
+        self._next, self._is_asked = None, True
         return batch
+
+    def go_on(self):
+        """Get the next batch meanwhile: the caller now computes outside of Python."""
+        if self._is_asked:
+            self._is_asked = False
+            self._next = self._executor.submit(self._fetch)
 
     def close(self):
         """Let the thread end."""
