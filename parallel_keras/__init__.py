@@ -15,20 +15,30 @@ _backends.name()  # refuses a backend that is not supported, at import
 from parallel_keras.api import list_devices, set_cpu_devices, shutdown  # noqa: E402
 from parallel_keras.errors import UnsupportedError, WorkerError  # noqa: E402
 from parallel_keras.model import ParallelModel, load_model, parallelize  # noqa: E402
-from parallel_keras.strategies import DataParallel, SingleDevice, Strategy  # noqa: E402
+from parallel_keras.placement import host, place, place_layers  # noqa: E402
+from parallel_keras.strategies import (  # noqa: E402
+    DataParallel,
+    ModelParallel,
+    SingleDevice,
+    Strategy,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DataParallel",
+    "ModelParallel",
     "ParallelModel",
     "SingleDevice",
     "Strategy",
     "UnsupportedError",
     "WorkerError",
+    "host",
     "list_devices",
     "load_model",
     "parallelize",
+    "place",
+    "place_layers",
     "set_cpu_devices",
     "shutdown",
 ]

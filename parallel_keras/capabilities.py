@@ -7,7 +7,7 @@ each strategy and backend it either runs exactly, or is refused with a sentence.
 
 from parallel_keras.errors import UnsupportedError
 
-STRATEGIES = ("single", "data")
+STRATEGIES = ("single", "data", "model")
 BACKENDS = ("tensorflow", "torch")
 
 RUNS = None  # the entry of what is exact
@@ -129,6 +129,7 @@ FEATURES = {
         {
             **_data("batch logs and callbacks would be skipped on some replicas"),
             ("single", "torch"): "Keras's torch backend does not support it",
+            ("model", "torch"): "Keras's torch backend does not support it",
         },
     ),
     "jit_compile": Feature(
@@ -137,6 +138,8 @@ FEATURES = {
         {
             ("data", "tensorflow"): "XLA cannot compile a step over several devices",
             ("data", "torch"): "a compiled step cannot take part in the all-reduce",
+            ("model", "tensorflow"): "XLA compiles for one device",
+            ("model", "torch"): "a compiled step does not move from device to device",
         },
     ),
     "run_eagerly": Feature(

@@ -5,11 +5,13 @@ is the file to look at.
 """
 
 import contextlib
+import functools
 import random
 import weakref
 
 import keras
 import numpy as np
+from keras.src import backend as keras_backend
 from keras.src.backend.common import global_state, masking
 from keras.src.losses import loss as loss_module
 from keras.src.models import model as keras_model
@@ -44,12 +46,53 @@ INSTANCE_OVERRIDES = (
     "_resolve_auto_jit_compile",
     "_symbolic_build",
     "reset_metrics",
+    "save",
+    "summary",
+    "plan",
 )
 
 
 def flatten_layers(model, include_self=True):
     """A model and all its layers, nested ones too. Layer._flatten_layers, 3.15.1."""
     return list(model._flatten_layers(include_self=include_self, recursive=True))
+
+
+def direct_layers(layer):
+    """The layers inside one, one level deep, in the order of their making. layer.py, 3.15.1."""
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def nodes_in_order(model):
+    """The nodes of a functional model in the order in which they run. function.py, 3.15.1."""
+    depths = sorted(model._nodes_by_depth, reverse=True)
+    return [node for depth in depths for node in model._nodes_by_depth[depth] if node.operation]
+
+
+def watch_operations(made, called):
+    """Have functions called with each operation that is made, or called in a graph.
+
+    ops/operation.py, 3.15.1: `__new__` makes every layer and every operation,
+    `symbolic_call` records it in a graph. Nothing changes before this is called.
+    """
+    cls = keras.Operation
+    if hasattr(cls, "_parallel_keras_watched"):
+        return
+    cls._parallel_keras_watched = True
+    new, symbolic_call = cls.__new__, cls.symbolic_call
+
+    @functools.wraps(new)
+    def watched_new(cls, *args, **kwargs):
+        instance = new(cls, *args, **kwargs)
+        made(instance)
+        return instance
+
+    @functools.wraps(symbolic_call)
+    def watched_call(self, *args, **kwargs):
+        called(self)
+        return symbolic_call(self, *args, **kwargs)
+
+    cls.__new__ = staticmethod(watched_new)
+    cls.symbolic_call = watched_call
 
 
 def is_raw_tf_variable(value):
@@ -114,6 +157,11 @@ def compile_loss_of(model):
     return model._compile_loss
 
 
+def set_keras_mask(tensor, mask):
+    """Give a tensor a mask. backend/common/masking.py, 3.15.1."""
+    masking.set_keras_mask(tensor, mask)
+
+
 def keras_mask(tensor):
     """The mask that Keras carries along with a tensor, or None. backend/common/masking.py."""
     return masking.get_keras_mask(tensor)
@@ -128,6 +176,12 @@ def own_state(layer):
     """A layer's own non-trainable variables, without those of its sublayers. layer.py, 3.15.1."""
     seeds = {id(generator.state) for generator in layer._seed_generators}
     return [v for v in layer._non_trainable_variables if id(v) not in seeds]
+
+
+def own_variables(layer):
+    """All of a layer's own variables, without those of its sublayers. layer.py, 3.15.1."""
+    seeds = [generator.state for generator in layer._seed_generators]
+    return [*layer._trainable_variables, *layer._non_trainable_variables, *seeds]
 
 
 def seed_generators(layer):
@@ -288,6 +342,78 @@ def inner_optimizers(optimizer):
     return [inner] if inner is not None else list(getattr(optimizer, "_inner_optimizers", ()))
 
 
+def all_optimizers(model):
+    """A compiled model's optimizer, and those that it wraps; inner ones first."""
+    if not model.compiled or model.optimizer is None:
+        return []
+    found = [model.optimizer]
+    for optimizer in found:  # grows while it is read
+        found += inner_optimizers(optimizer)
+    return found[::-1]
+
+
+def slots(optimizer):
+    """Pairs of an optimizer's per-variable state and the variable it belongs to.
+
+    base_optimizer.py, 3.15.1: such state is in lists as long as that of the
+    variables, or is named after the variable's path.
+    """
+    trainables = list(getattr(optimizer, "_trainable_variables", ()))
+    found = {}
+    for value in vars(optimizer).values():
+        if isinstance(value, list) and value is not trainables and len(value) == len(trainables):
+            for slot, reference in zip(value, trainables, strict=True):
+                if isinstance(slot, keras.Variable) and slot is not reference:
+                    found[id(slot)] = slot, reference
+    by_path = sorted(trainables, key=lambda v: -len(v.path))
+    for slot in optimizer.variables:
+        if id(slot) not in found:
+            owner = next(
+                (v for v in by_path if slot.name.startswith(v.path.replace("/", "_"))), None
+            )
+            if owner is not None:
+                found[id(slot)] = slot, owner
+    return list(found.values())
+
+
+def moving_averages(optimizer):
+    """An optimizer's averages of its variables. base_optimizer.py, 3.15.1."""
+    return optimizer._model_variables_moving_average
+
+
+@contextlib.contextmanager
+def with_moving_averages(optimizer, averages):
+    """An optimizer that knows these averages only."""
+    members, name = vars(optimizer), "_model_variables_moving_average"
+    before = members[name]
+    members[name] = averages
+    try:
+        yield
+    finally:
+        members[name] = before
+
+
+def torch_device():
+    """The current device of Keras on torch, as a string. backend/torch/core.py, 3.15.1."""
+    from keras.src.backend.torch import core
+
+    return str(core.get_device())
+
+
+def default_torch_device():
+    """The device of Keras on torch outside of any scope."""
+    from keras.src.backend.torch import core
+
+    return str(core.DEFAULT_DEVICE)
+
+
+def set_torch_device(device):
+    """Make a device the current one; returns what was current, `None` for the default."""
+    before = global_state.get_global_attribute("torch_device", None)
+    global_state.set_global_attribute("torch_device", device)
+    return before
+
+
 def untracked_variables(optimizer):
     """Variables that an optimizer holds and does not list, as Nadam does. nadam.py, 3.15.1."""
     return [v for v in vars(optimizer).values() if isinstance(v, keras.Variable)]
@@ -417,6 +543,16 @@ def set_optimizer_strategy(optimizer, strategy):
     """Tell an optimizer where its variables live. backend/tensorflow/optimizer.py, 3.15.1."""
     optimizer._distribution_strategy = strategy
     index_trainables(optimizer)
+
+
+def tf_aggregation(variable):
+    """A Keras variable's aggregation as TensorFlow's. backend/tensorflow/core.py, 3.15.1."""
+    return variable._map_aggregation(variable.aggregation)
+
+
+def tf_synchronization(variable):
+    """The same of its synchronization."""
+    return variable._map_synchronization(variable.synchronization)
 
 
 def tf_variable(variable):
@@ -574,3 +710,35 @@ def wrap_batches(epoch_iterator, wrap):
 def stock_symbolic_build(model, *args, **kwargs):
     """Keras's own building from a fit's iterator. trainers/trainer.py, 3.15.1."""
     return type(model)._symbolic_build(model, *args, **kwargs)
+
+
+def compute_output_spec(function, *args, **kwargs):
+    """Traces a function with shapes only. backend/*/core.py, 3.15.1."""
+    return keras_backend.compute_output_spec(function, *args, **kwargs)
+
+
+def map_shapes(function, structure):
+    """A function of each shape in a nested structure of shapes. tree/tree_api.py, 3.15.1."""
+    return keras.tree.map_shape_structure(function, structure)
+
+
+def run_graph_symbolically(model, inputs):
+    """Shapes through each node of a functional model or a Sequential with known inputs.
+
+    Function.compute_output_spec would answer inputs of the shapes it was made
+    with from memory, and call no layer. ops/function.py, models/sequential.py,
+    3.15.1.
+    """
+    graph = getattr(model, "_functional", None) or model
+    return graph._run_through_graph(inputs, operation_fn=lambda op: op.compute_output_spec)
+
+
+def optimizer_of_variable(optimizer, variable):
+    """The optimizer inside wrappers that updates a variable.
+
+    loss_scale_optimizer.py, multi_optimizer.py, 3.15.1.
+    """
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer_of_variable(optimizer.inner_optimizer, variable)
+    choose = getattr(optimizer, "_optimizer_map", None)
+    return choose(variable) if callable(choose) else optimizer

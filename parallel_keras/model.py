@@ -16,7 +16,15 @@ import keras
 from keras import tree
 from keras.src.models.functional import Functional
 
-from parallel_keras import backends, batch, capabilities, features, keras_internals
+from parallel_keras import (
+    backends,
+    capabilities,
+    features,
+    files,
+    keras_internals,
+    placement,
+    planning,
+)
 from parallel_keras import devices as device_names
 from parallel_keras.backends.lowering import KINDS, SingleLowering
 from parallel_keras.errors import UnsupportedError
@@ -145,7 +153,34 @@ def load_model(filepath, strategy=None, custom_objects=None, compile=True, safe_
     model = keras.models.load_model(
         filepath, custom_objects=custom_objects, compile=compile, safe_mode=safe_mode
     )
+    files.read_places(filepath, model)
     return parallelize(model, strategy)
+
+
+def clone_model(model, **arguments):
+    """Copy a model as `keras.models.clone_model` does, with its places and its strategy.
+
+    Args:
+        model: A `keras.Model`. Its weights are not copied, as in Keras.
+        **arguments: As in `keras.models.clone_model`.
+
+    Returns:
+        A Keras model, parallelized.
+
+    Raises:
+        ValueError: As `keras.models.clone_model`.
+
+    Example:
+
+    >>> import keras, parallel_keras as pk
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> pk.clone_model(pk.parallelize(model, "data")).strategy
+    DataParallel(devices=None)
+    """
+    copy = keras.models.clone_model(model, **arguments)
+    placement.restore(copy, placement.places_of(model))
+    state = vars(model).get(_STATE)
+    return parallelize(copy, None if state is None else state.strategy)
 
 
 class _State:
@@ -171,6 +206,9 @@ class _State:
             members[f"make_{kind}_function"] = functools.partial(self._make_function, kind)
         for name in _RUNS:
             members[name] = self._run(name)
+        members["save"] = self._save()
+        members["summary"] = self._summary()
+        members["plan"] = self._as_method(self._plan, plan)
 
     def _compile(self):
         stock = type(self.model).compile
@@ -198,6 +236,34 @@ class _State:
 
         return self._as_method(run, stock)
 
+    def _save(self):
+        stock = type(self.model).save
+
+        @functools.wraps(stock)
+        def save(filepath, *args, **kwargs):
+            result = type(self.model).save(self.model, filepath, *args, **kwargs)
+            files.write_places(filepath, self.model)
+            return result
+
+        return self._as_method(save, stock)
+
+    def _summary(self):
+        stock = type(self.model).summary
+
+        @functools.wraps(stock)
+        def summary(*args, **kwargs):
+            type(self.model).summary(self.model, *args, **kwargs)
+            lines = placement.as_lines(self.model)
+            if lines:
+                write = inspect.signature(stock).bind(self.model, *args, **kwargs).arguments
+                (write.get("print_fn") or print)("\n".join(["Places:", *lines]))
+
+        return self._as_method(summary, stock)
+
+    def _plan(self, batch_size=32, strategy=None, devices=None, input_shape=None):
+        chosen = self.strategy if strategy is None else parse(strategy)
+        return planning.make(self.model, chosen, batch_size, devices, input_shape)
+
     @staticmethod
     def _as_method(function, stock):
         """Show the signature that the bound method of the class would show."""
@@ -222,6 +288,7 @@ class _State:
         self.lowering.detach()
         self.strategy = vars(self.model)["strategy"] = chosen
         self.lowering = _lower(self.model, chosen)
+        self.lowering.chosen()
         self.announced = False
         for kind in KINDS:
             if getattr(self.model, f"{kind}_function") is not None:
@@ -306,15 +373,12 @@ class _State:
         if bound.get("verbose", "auto") in (0, False, "0"):
             return
         self.announced = True
-        names = self.strategy.devices
+        names = getattr(self.lowering, "devices", ()) or self.strategy.devices
         text = f"{self.strategy!r} on {', '.join(names)}"
         if device_names.is_simulated(names):
             text += " (parts of one CPU, which simulate devices)"
         rows = _rows_of_a_batch(bound.get("x"), bound.get("batch_size"))
-        if rows:
-            text += f": {batch.describe(rows, len(names))}"
-        else:
-            text += f": the rows of each batch are split over {len(names)} replicas"
+        text += f": {self.strategy.describe(rows, names)}"
         say(text)
 
 
@@ -326,6 +390,23 @@ def _set_strategy(self, strategy):
 
     Args:
         strategy: As in `parallelize`.
+    """
+
+
+def plan(self, batch_size=32, strategy=None, devices=None, input_shape=None):
+    """What lies on which device, before anything runs.
+
+    Args:
+        batch_size: Int. The rows of a global batch. Defaults to `32`.
+        strategy: As in `parallelize`. Defaults to the model's own.
+        devices: String such as `"4x80GB"`, for devices that are not there, with
+            the memory of each. Defaults to the devices of the strategy.
+        input_shape: Shape of the inputs with the batch's entry, as for
+            `model.build`, where the model does not know it.
+
+    Returns:
+        A `Plan`, which prints as a table, is one in a notebook, and has
+        `save(path)` for a picture.
     """
 
 

@@ -6,7 +6,7 @@ A strategy holds no device and starts nothing. `lowering` names the room of
 
 import difflib
 
-from parallel_keras import backends
+from parallel_keras import backends, batch
 from parallel_keras import devices as device_names
 from parallel_keras.errors import UnsupportedError
 
@@ -34,6 +34,23 @@ class Strategy:
         """Int. How many copies of the model train on slices of a batch."""
         return 1
 
+    def devices_for(self, needed):
+        """The devices for a model whose places need this many.
+
+        Args:
+            needed: Int, zero for a model without places.
+        """
+        return self.devices
+
+    def describe(self, rows, devices):
+        """What the first `fit` says of how the work is spread.
+
+        Args:
+            rows: Int or `None`. The rows of a global batch, where they are known.
+            devices: Tuple of the names of the devices that are used.
+        """
+        raise NotImplementedError
+
     def __eq__(self, other):
         return type(self) is type(other) and self._fields() == other._fields()
 
@@ -57,7 +74,7 @@ class Strategy:
     def __mul__(self, other):
         raise UnsupportedError(
             "Products of strategies are not supported yet. Supported: None, "
-            f"'single', 'data'. Received: {self!r} * {other!r}"
+            f"'single', 'data', 'model'. Received: {self!r} * {other!r}"
         )
 
 
@@ -131,15 +148,102 @@ class DataParallel(Strategy):
     def devices(self):
         return device_names.resolve(self._devices, backends.current().devices.available())
 
+    def describe(self, rows, devices):
+        if rows:
+            return batch.describe(rows, len(devices))
+        return f"the rows of each batch are split over {len(devices)} replicas"
+
     @property
     def num_replicas(self):
         return len(self.devices)
 
 
-_BY_NAME = {"single": SingleDevice, "data": DataParallel}
+BALANCES = ("time", "flops", "memory")
+
+
+class ModelParallel(Strategy):
+    """The layers of one model laid out over devices, for a model too big for one.
+
+    Variables, gradients, optimizer slots and the forward and backward
+    computation of a layer are on the layer's device, and what passes between
+    layers moves. One device works at a time.
+
+    Lowers to `tf.device` on the TensorFlow backend, and to devices of one
+    process on torch.
+
+    Args:
+        devices: As in `pk.DataParallel`, or `None`: every accelerator; on a
+            machine without one, two CPU devices, or as many as the places of
+            the model need. Defaults to `None`.
+        balance: How a model without any place is split into consecutive parts:
+            `"time"` or `"flops"` (equal computation), `"memory"` (equal bytes
+            of parameters, gradients, slots and activations), or a list with the
+            number of layers on each device. Ignored where the model has places.
+            Defaults to `"time"`.
+
+    Raises:
+        ValueError: If `devices` or `balance` is none of these.
+
+    Example:
+
+    >>> import parallel_keras as pk
+    >>> pk.ModelParallel(2, balance="memory")
+    ModelParallel(devices=2, balance='memory')
+    """
+
+    name = "model"
+    lowering = "model"
+    balance: str | tuple
+    _devices: int | tuple | None
+
+    def __init__(self, devices=None, *, balance="time"):
+        object.__setattr__(self, "_devices", device_names.normalize(devices))
+        object.__setattr__(self, "balance", _check_balance(balance))
+
+    def _fields(self):
+        fields: dict = {"devices": self._devices}
+        if self.balance != "time":
+            fields["balance"] = self.balance
+        return fields
+
+    @property
+    def devices(self):
+        return self.devices_for(0)
+
+    def describe(self, rows, devices):
+        return (
+            "the layers are laid out over the devices, of which one works at a time "
+            "(strategy='pipeline', where it is supported, lets them work at the same time)"
+        )
+
+    def devices_for(self, needed):
+        """The devices of a model whose places need this many."""
+        available = backends.current().devices.available()
+        chosen = device_names.resolve(self._devices, available)
+        if isinstance(self.balance, tuple):
+            needed = max(needed, len(self.balance))
+        if self._devices is None and len(chosen) < needed <= len(available):
+            chosen = tuple(available[:needed])
+        return chosen
+
+
+def _check_balance(balance):
+    if isinstance(balance, str) and balance.lower() in BALANCES:
+        return balance.lower()
+    if isinstance(balance, (list, tuple)) and balance:
+        counts = tuple(balance)
+        if all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in counts):
+            return counts
+    raise ValueError(
+        "`balance` is 'time', 'flops', 'memory', or a list with the number of layers on each "
+        f"device, such as [3, 2]. Received: balance={balance!r}"
+    )
+
+
+_BY_NAME = {"single": SingleDevice, "data": DataParallel, "model": ModelParallel}
 
 # Named in the contract, not there yet.
-_LATER = ("model", "pipeline", "auto", "sharded")
+_LATER = ("pipeline", "auto", "sharded")
 
 # What people write elsewhere, and what it is called here.
 _ELSEWHERE = {
@@ -222,7 +326,10 @@ def _parse_string(text):
 
 
 def _supported():
-    return "Supported: None, 'single', 'data' or pk.DataParallel(devices)."
+    return (
+        "Supported: None, 'single', 'data' or pk.DataParallel(devices), 'model' or "
+        "pk.ModelParallel(devices)."
+    )
 
 
 def _foreign(strategy):

@@ -2,8 +2,9 @@
 
 Each backend is a package with the same rooms and the same function names:
 
-    devices.py   available(), reserve_cpu_devices(n)
+    devices.py   available(), reserve_cpu_devices(n), HOST
     data.py      Lowering(model, strategy)
+    model.py     Lowering(model, strategy)
     runtime.py   shutdown()
 
 A backend is loaded when it is first needed, and never the other one.

@@ -22,6 +22,9 @@ class Lowering:
         self.model = model
         self.strategy = strategy
 
+    def chosen(self):
+        """Called once, when the strategy has been chosen for the model."""
+
     def attach(self):
         """Bring the model's variables to where the strategy wants them.
 
@@ -57,7 +60,11 @@ class SingleLowering(Lowering):
     """Plain Keras."""
 
     def make_function(self, kind):
-        model = self.model
-        maker = getattr(type(model), f"make_{kind}_function")
-        maker(model, force=True)
-        return getattr(model, f"{kind}_function")
+        return stock_function(self.model, kind)
+
+
+def stock_function(model, kind):
+    """Keras's own function of a kind, made anew."""
+    maker = getattr(type(model), f"make_{kind}_function")
+    maker(model, force=True)
+    return getattr(model, f"{kind}_function")

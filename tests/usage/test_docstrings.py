@@ -5,7 +5,20 @@ import importlib
 
 import pytest
 
-MODULES = ("", ".api", ".batch", ".devices", ".model", ".strategies")
+MODULES = (
+    "",
+    ".api",
+    ".balance",
+    ".batch",
+    ".costs.rules",
+    ".costs.slots",
+    ".costs",
+    ".devices",
+    ".model",
+    ".placement",
+    ".plan",
+    ".strategies",
+)
 
 
 @pytest.mark.parametrize("name", MODULES)

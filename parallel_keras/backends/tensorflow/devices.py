@@ -4,6 +4,8 @@ import tensorflow as tf
 
 from parallel_keras import devices as device_names
 
+HOST = "cpu:0"  # what Keras calls host memory here
+
 _wanted = None  # what could not be set because TensorFlow had started
 
 

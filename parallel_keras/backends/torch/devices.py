@@ -4,6 +4,9 @@ import torch
 
 from parallel_keras import devices as device_names
 
+# What Keras calls host memory here: torch's CPU has no number.
+HOST = "cpu"
+
 _cpu_devices = device_names.MAX_CPU_DEVICES
 
 

@@ -52,12 +52,9 @@ class Lookahead:
         return self
 
     def __next__(self):
-        if self._next is None:
-            # The first one, in the caller's thread: a shuffle draws its order now.
-            # Or the last step did not ask for this one.
-            batch = next(self._batches, _END)
-        else:
-            batch = self._next.result()
+        # The first one is got in the caller's thread: a shuffle draws its order now. So is
+        # one that the last step did not ask for.
+        batch = next(self._batches, _END) if self._next is None else self._next.result()
         if batch is _END:
             self.close()
             raise StopIteration

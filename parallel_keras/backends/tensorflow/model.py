@@ -1,0 +1,107 @@
+"""ModelParallel on TensorFlow: `tf.device` per layer, for the backward pass too.
+
+`tf.GradientTape` records no devices: the gradient of a layer on device 1 would be
+computed on device 0. So each layer computes in a name scope that tells its place,
+which TensorFlow repeats in the names of the gradient's operations, and a device
+function of the step's graph reads it there. What has no place of its own (the loss,
+clipping, the sum of two gradients) computes where its inputs are.
+"""
+
+import contextlib
+import re
+
+import tensorflow as tf
+
+from parallel_keras.backends import laid_out
+from parallel_keras.backends.tensorflow import placing
+from parallel_keras.backends.tensorflow.devices import tf_device
+
+_SCOPE = "on_device_{}"
+_IN_NAME = re.compile(r"on_device_(\d+)")
+_GRADIENT = "gradient_tape/"
+
+
+class Lowering(laid_out.LaidOut):
+    """One model under `ModelParallel` on TensorFlow."""
+
+    def changed_devices(self):
+        self.names = [tf_device(name) for name in self.devices]
+        # As operations and variables print them.
+        self.full_names = [placing.full_name("/device:" + name.strip("/")) for name in self.names]
+
+    @contextlib.contextmanager
+    def computing(self, number):
+        with tf.device(self.names[number]), tf.name_scope(_SCOPE.format(number)):
+            yield
+
+    def bring(self, structure, number):
+        return structure  # TensorFlow moves what an operation needs
+
+    @contextlib.contextmanager
+    def stepping(self):
+        if tf.executing_eagerly():
+            yield
+            return
+        with placing.device_function(_Places(self)):
+            yield
+
+    def move(self, variable, number):
+        device = self.names[number] if number is not None else None
+        placing.move(variable, device)
+
+    def tune_optimizer(self, optimizer):
+        stock = type(optimizer).update_step
+
+        def update_step(gradient, variable, learning_rate):
+            with tf.device(self.names[self.home(variable)]):
+                return stock(optimizer, gradient, variable, learning_rate)
+
+        return {"update_step": update_step}
+
+
+class _Places:
+    """The device of an operation that is added to the graph of a step."""
+
+    def __init__(self, lowering):
+        self.names = lowering.full_names
+        self._numbers = {name: number for number, name in enumerate(self.names)}
+        self._scopes: dict = {}  # of the forward pass: the device of what has no place
+
+    def __call__(self, operation):
+        if operation.device:
+            return operation.device
+        number = self._from_names(operation)
+        if number is None:
+            number = self._from_forward(operation.name)
+        if number is None:
+            number = self._from_inputs(operation)
+            if number is not None and _GRADIENT not in operation.name:
+                self._scopes[_scope(operation.name)] = number
+        return "" if number is None else self.names[number]
+
+    def _from_names(self, operation):
+        graph, name = operation.graph, operation.name
+        while graph is not None:
+            found = _IN_NAME.findall(name)
+            if found:
+                return int(found[-1])
+            # The body of a loop or a branch is named after the operation that runs it.
+            name, graph = getattr(graph, "name", ""), getattr(graph, "outer_graph", None)
+            if graph is None:
+                found = _IN_NAME.findall(name)
+                return int(found[-1]) if found else None
+        return None
+
+    def _from_forward(self, name):
+        if _GRADIENT not in name:
+            return None
+        return self._scopes.get(_scope(name.rpartition(_GRADIENT)[2]))
+
+    def _from_inputs(self, operation):
+        # Where its inputs meet: the work moves on, not back.
+        numbers = [self._numbers.get(placing.device_of(x)) for x in operation.inputs]
+        return max((n for n in numbers if n is not None), default=None)
+
+
+def _scope(name):
+    return name.rpartition("/")[0]

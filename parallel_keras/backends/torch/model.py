@@ -1,0 +1,117 @@
+"""ModelParallel on torch: one process, each layer's tensors on its device.
+
+Keras brings every tensor that it computes with to the current device, so a layer
+computes on another one inside a device scope. What a model's `call` does between
+its layers follows the layer before it.
+"""
+
+import contextlib
+
+import torch
+from keras import tree
+
+from parallel_keras import devices as device_names
+from parallel_keras import keras_internals
+from parallel_keras.backends import laid_out
+from parallel_keras.backends.torch.devices import torch_device
+from parallel_keras.backends.torch.optimizers import PlacedOptimizer
+
+
+class Lowering(laid_out.LaidOut):
+    """One model under `ModelParallel` on torch."""
+
+    def changed_devices(self):
+        self.places = [place_of(name) for name in self.devices]
+        self.several = len(set(self.places)) > 1
+
+    @contextlib.contextmanager
+    def computing(self, number):
+        if not self.several:
+            yield
+            return
+        before = keras_internals.set_torch_device(self.places[number])
+        try:
+            yield
+        finally:
+            keras_internals.set_torch_device(before)
+
+    def bring(self, structure, number):
+        if not self.several:
+            return structure
+        return tree.map_structure(lambda leaf: moved(leaf, self.places[number]), structure)
+
+    def stay(self, number):
+        if self.several:
+            keras_internals.set_torch_device(self.places[number])
+
+    @contextlib.contextmanager
+    def stepping(self):
+        if not self.several:
+            yield
+            return
+        before = keras_internals.set_torch_device(self.places[0])
+        try:
+            with _Together():
+                yield
+        finally:
+            keras_internals.set_torch_device(before)
+
+    def is_symbolic(self):
+        return keras_internals.torch_device() == "meta"
+
+    def move(self, variable, number):
+        target = torch.device(
+            keras_internals.default_torch_device() if number is None else self.places[number]
+        )
+        tensor = variable._value
+        if tensor.device != target:
+            tensor.grad = None
+            tensor.data = tensor.data.to(target)
+
+    def tune_optimizer(self, optimizer):
+        if not self.several:
+            return {}
+        return PlacedOptimizer(optimizer, lambda v: self.places[self.home(v)]).methods()
+
+
+class _Together(torch.overrides.TorchFunctionMode):
+    """Lets an operation on tensors of several devices run on the current one.
+
+    As `head(x) + x` in a model's `call` does. Operations within one device are
+    left alone.
+    """
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        tensors = [leaf for leaf in tree.flatten((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if (
+            not name.startswith(_OF_THEIR_OWN)
+            and len({leaf.device for leaf in tensors if leaf.ndim}) > 1
+        ):
+            # What is written in place stays where it is.
+            written = name in _WRITES or (name.endswith("_") and not name.endswith("__"))
+            device = tensors[0].device if written else keras_internals.torch_device()
+            args, kwargs = tree.map_structure(lambda leaf: moved(leaf, device), (args, kwargs))
+        return function(*args, **kwargs)
+
+
+# What may be given several devices. A list of tensors is grouped by who calls.
+_OF_THEIR_OWN = ("copy_", "to", "__set__", "set_", "_foreach")
+_WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__")
+
+
+def moved(leaf, device):
+    """A tensor on a device, with its mask; anything else as it is."""
+    if not isinstance(leaf, torch.Tensor) or leaf.device == torch.device(device):
+        return leaf
+    result = leaf.to(device, non_blocking=True)
+    mask = keras_internals.keras_mask(leaf)
+    if mask is not None:
+        keras_internals.set_keras_mask(result, mask.to(device, non_blocking=True))
+    return result
+
+
+def place_of(name):
+    """What Keras calls a device. The parts of one CPU are one device to torch."""
+    return "cpu" if device_names.kind_of(name) == "cpu" else str(torch_device(name))

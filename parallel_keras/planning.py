@@ -1,0 +1,51 @@
+"""From a model and a strategy to the plan of what lies where."""
+
+from parallel_keras import batch, costs, layout, placement
+from parallel_keras.plan import Plan, parse_devices
+
+
+def make(model, strategy, batch_size=32, devices=None, input_shape=None):
+    """The `Plan` of a model under a strategy.
+
+    Args:
+        model: A Keras model.
+        strategy: A `Strategy`.
+        batch_size: Int. The rows of a global batch.
+        devices: String such as `"4x80GB"` for devices that are not there, or `None`.
+        input_shape: As for `model.build`, where the model does not know it.
+    """
+    if devices is None:
+        names, capacity = strategy.devices_for(placement.devices_needed(model)), None
+    else:
+        names, capacity = parse_devices(devices)
+    lines, numbers = _LINES[strategy.lowering](model, strategy, batch_size, input_shape, names)
+    return Plan(lines, numbers, list(names), capacity, title=repr(strategy))
+
+
+def _on_one(model, strategy, batch_size, input_shape, names):
+    lines = costs.layer_costs(model, batch_size, input_shape)
+    return lines, [0] * len(lines)
+
+
+def _replicas(model, strategy, batch_size, input_shape, names):
+    """Everything on each device, with the activations of its rows."""
+    lines, numbers = [], []
+    for number, rows in enumerate(batch.row_counts(batch_size, len(names))):
+        # A replica without rows has its weights all the same.
+        of_replica = costs.layer_costs(model, max(rows, 1), input_shape)
+        lines += of_replica
+        numbers += [number] * len(of_replica)
+    return lines, numbers
+
+
+def _laid_out(model, strategy, batch_size, input_shape, names):
+    pairs = costs.operations_and_costs(model, batch_size, input_shape)
+    default: dict = {}
+    if len(names) > 1 and not placement.has_places(model):
+        default = dict(layout.numbered(pairs, strategy.balance, len(names)))
+    assigned = placement.assign(model, tuple(names), default)
+    numbers = [assigned.numbers.get(id(operation), 0) for operation, _ in pairs]
+    return [cost for _, cost in pairs], numbers
+
+
+_LINES = {"single": _on_one, "data": _replicas, "model": _laid_out}
