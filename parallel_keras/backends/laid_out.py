@@ -14,7 +14,7 @@ import keras
 from keras.src.models.functional import Functional
 
 from parallel_keras import keras_internals, layout, placement
-from parallel_keras.backends.lowering import Lowering, stock_function
+from parallel_keras.backends.lowering import KINDS, Lowering, stock_function
 
 _STEPS = ("train_step", "test_step", "predict_step")
 
@@ -33,6 +33,7 @@ class LaidOut(Lowering):
         self.numbers: dict = {}
         self.free: set = set()
         self.last = 0
+        self._is_inside = False  # a call of fit or the like
         self._wrapped: dict = {}  # by id: the unit, which so stays alive
 
     # ---- what a backend adds ----
@@ -57,7 +58,11 @@ class LaidOut(Lowering):
         return False
 
     def move(self, variable, number):
-        """Bring a variable to a device, or to the default one for `None`."""
+        """Bring a variable to a device, or to the default one for `None`.
+
+        Returns:
+            Bool. Whether it is another object of the backend now.
+        """
         raise NotImplementedError
 
     def tune_optimizer(self, optimizer):
@@ -70,6 +75,14 @@ class LaidOut(Lowering):
         self.attach()
 
     def attach(self):
+        if self._is_inside:
+            return  # functions have been traced with the variables where they are
+        if self._attach():
+            # They have been traced with the variables where they were.
+            for kind in KINDS:
+                setattr(self.model, f"{kind}_function", None)
+
+    def _attach(self):
         model = self.model
         self.devices = self.strategy.devices_for(placement.devices_needed(model))
         self.changed_devices()
@@ -81,10 +94,18 @@ class LaidOut(Lowering):
         for name in _STEPS:
             vars(model)[name] = self._step(name)
         vars(model)["_symbolic_build"] = self._symbolic_build
-        self._settle()
+        return self._settle()
 
     def changed_devices(self):
         """Called when `devices` has been read."""
+
+    @contextlib.contextmanager
+    def session(self):
+        self._is_inside = True
+        try:
+            yield
+        finally:
+            self._is_inside = False
 
     def prepare(self, name):
         if name in ("fit", "train_on_batch") and self.model.compiled and self.model.built:
@@ -98,8 +119,7 @@ class LaidOut(Lowering):
         self._wrapped.clear()
         for name in (*_STEPS, "_symbolic_build"):
             vars(self.model).pop(name, None)
-        for variable in self._all_variables():
-            self.move(variable, None)
+        self._move_all(lambda variable: None)
         for optimizer in self._optimizers():
             for name in self.tune_optimizer(optimizer):
                 vars(optimizer).pop(name, None)
@@ -109,7 +129,11 @@ class LaidOut(Lowering):
 
     def _symbolic_build(self, *args, **kwargs):
         keras_internals.stock_symbolic_build(self.model, *args, **kwargs)
-        self.attach()  # what was built now has a place too
+        self.built()
+
+    def built(self):
+        """What was built just now, before anything is traced, gets a place too."""
+        self._attach()
 
     # ---- computing ----
 
@@ -195,7 +219,7 @@ class LaidOut(Lowering):
     # ---- variables ----
 
     def _settle(self):
-        """Bring every variable to its device."""
+        """Bring every variable to its device; returns whether any is another object now."""
         model = self.model
         self.homes: dict = {}
         for unit in placement.units(model):
@@ -209,8 +233,14 @@ class LaidOut(Lowering):
             for slot, reference in keras_internals.slots(optimizer):
                 self.homes[id(slot)] = self.homes.get(id(reference), 0)
             vars(optimizer).update(self.tune_optimizer(optimizer))
-        for variable in self._all_variables():
-            self.move(variable, self.homes.get(id(variable), 0))
+        return self._move_all(lambda variable: self.homes.get(id(variable), 0))
+
+    def _move_all(self, number_of):
+        moved = [self.move(v, number_of(v)) for v in self._all_variables()]
+        if any(moved):
+            for optimizer in self._optimizers():
+                keras_internals.index_trainables(optimizer)
+        return any(moved)
 
     def home(self, variable):
         """The number of a variable's device."""

@@ -75,23 +75,46 @@ def grid(room, replicas=(1, 2, 3, 4)):
     test` runs those that the module names in `TRACED`, at their largest number
     of replicas only. `make test-all` runs everything on both backends.
     """
+    _check_names(room)
+    return [
+        _parameters(case, f"data={n}", n in _quick(case, room.TRACED))
+        for case in room.CASES
+        for n in replicas
+    ]
+
+
+def model_grid(room, devices=(2, 3)):
+    """The same for `"model"`, with layers split over the devices by the package.
+
+    `make test` runs on TensorFlow what the module names in `TRACED`, on three
+    devices. On torch the devices of one CPU are one: tests/torch/test_places.py
+    runs the cases on devices that differ.
+    """
+    _check_names(room)
+    return [
+        _parameters(case, f"model={n}", n == devices[-1] and case.name in room.TRACED)
+        for case in room.CASES
+        for n in devices
+    ]
+
+
+def _check_names(room):
     names = [case.name for case in room.CASES]
     twice = {name for name in names if names.count(name) > 1}
     assert not twice, f"two cases have the same name: {twice}"
     assert set(names) >= room.TRACED, f"not there: {room.TRACED - set(names)}"
-    return [
-        pytest.param(
-            case,
-            f"data={n}",
-            id=f"{case.name}-data{n}",
-            marks=[
-                *([] if n in _quick(case, room.TRACED) else [pytest.mark.long]),
-                *([pytest.mark.backend(case.backend)] if case.backend else []),
-            ],
-        )
-        for case in room.CASES
-        for n in replicas
-    ]
+
+
+def _parameters(case, strategy, is_quick):
+    return pytest.param(
+        case,
+        strategy,
+        id=f"{case.name}-{strategy.replace('=', '')}",
+        marks=[
+            *([] if is_quick else [pytest.mark.long]),
+            *([pytest.mark.backend(case.backend)] if case.backend else []),
+        ],
+    )
 
 
 def _quick(case, traced):

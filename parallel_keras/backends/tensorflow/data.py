@@ -6,15 +6,14 @@ for every batch size, for generators, and for the on_batch methods alike.
 """
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import tree
 
 from parallel_keras import capabilities, features, keras_internals
 from parallel_keras import probe as probing
 from parallel_keras.backends import lowering
-from parallel_keras.backends.tensorflow import update, variables
-from parallel_keras.backends.tensorflow.replica import Replica, symbol, with_callers_state
+from parallel_keras.backends.tensorflow import specs, update, variables
+from parallel_keras.backends.tensorflow.replica import Replica, with_callers_state
 from parallel_keras.backends.tensorflow.rows import total_rows
 from parallel_keras.backends.tensorflow.runtime import mirrored_strategy
 from parallel_keras.backends.tensorflow.state import assign_combined
@@ -75,15 +74,15 @@ class Lowering(lowering.Lowering):
 
         def function(iterator):
             if not isinstance(iterator, tf.data.Iterator):
-                return at_hand(_arrays(keras_internals.unpack(next(iter(iterator)))))
+                return at_hand(specs.arrays(keras_internals.unpack(next(iter(iterator)))))
             if not look.is_over:
-                spec = _spec(iterator)
+                spec = specs.spec_of(iterator)
                 if look.is_needed(spec):
-                    return at_hand(_batch(next(iterator)), spec)
+                    return at_hand(specs.batch_of(next(iterator)), spec)
             return functions()[1](iterator)
 
         if kind == "predict":
-            return lambda data: at_hand(_arrays(keras_internals.unpack(data[0])[:1]))
+            return lambda data: at_hand(specs.arrays(keras_internals.unpack(data[0])[:1]))
         return function
 
     def _compile(self, step):
@@ -99,7 +98,7 @@ class Lowering(lowering.Lowering):
 
         @tf.autograph.experimental.do_not_convert
         def on_iterator(iterator):
-            return on_data(_batch(iterator.get_next()))
+            return on_data(specs.batch_of(iterator.get_next()))
 
         if not self.model.run_eagerly:
             on_iterator = tf.function(on_iterator, reduce_retracing=True)
@@ -124,7 +123,7 @@ class _Look:
         """Whether the next batch has to be seen outside of the graph."""
         if spec is None:
             return True
-        self._build(tree.map_structure(lambda s: None if s is None else symbol(s), spec))
+        self._build(tree.map_structure(lambda s: None if s is None else specs.symbol(s), spec))
         self.is_over = self.lowering.probed or not probing.needs_probe(self.model)
         return not self.is_over
 
@@ -192,32 +191,3 @@ class _Steps:
 
     def _run(self, function, *arguments):
         return self.mirrored.run(with_callers_state(function), args=arguments)
-
-
-def _spec(iterator):
-    """The `(x, y, sample_weight)` of an iterator as specs, or None where it does not tell."""
-    spec = tree.map_structure(
-        lambda leaf: None if isinstance(leaf, tf.OptionalSpec) else leaf, iterator.element_spec
-    )
-    spec = tuple(keras_internals.unpack(spec))
-    leaves = [leaf for leaf in tree.flatten(spec) if leaf is not None]
-    told = all(isinstance(leaf, tf.TensorSpec) and leaf.shape.rank is not None for leaf in leaves)
-    return spec if told else None
-
-
-def _batch(data):
-    """A batch of an iterator as `(x, y, sample_weight)` of tensors."""
-    data = tree.map_structure(
-        lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data
-    )
-    return _arrays(keras_internals.unpack(data))
-
-
-def _arrays(data):
-    return tree.map_structure(_tensor, tuple(data))
-
-
-def _tensor(leaf):
-    if leaf is None or tf.is_tensor(leaf) or isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
-        return leaf
-    return tf.convert_to_tensor(np.asarray(leaf))

@@ -11,9 +11,11 @@ import contextlib
 import re
 
 import tensorflow as tf
+from keras import tree
 
+from parallel_keras import keras_internals
 from parallel_keras.backends import laid_out
-from parallel_keras.backends.tensorflow import placing
+from parallel_keras.backends.tensorflow import placing, specs
 from parallel_keras.backends.tensorflow.devices import tf_device
 
 _SCOPE = "on_device_{}"
@@ -46,14 +48,39 @@ class Lowering(laid_out.LaidOut):
             yield
 
     def move(self, variable, number):
-        device = self.names[number] if number is not None else None
-        placing.move(variable, device)
+        return placing.move(variable, None if number is None else self.names[number])
+
+    def make_function(self, kind):
+        stock = super().make_function(kind)
+
+        def function(batches):
+            if kind == "predict":
+                self._build_before(kind, keras_internals.unpack(batches[0])[:1])
+            elif isinstance(batches, tf.data.Iterator):
+                self._build_before(kind, specs.spec_of(batches))
+            else:
+                batches = list(batches)
+                self._build_before(kind, specs.arrays(keras_internals.unpack(batches[0])))
+                batches = iter(batches)
+            return stock(batches)
+
+        return function
+
+    def _build_before(self, kind, data):
+        """Build what is not built before the step is traced, so that it has its place."""
+        if data is None or keras_internals.is_built(self.model, kind):
+            return
+        if any(name in vars(type(self.model)) for name in (f"{kind}_step", "compute_loss")):
+            return  # a step of the model's own may build in its own way
+        data = tree.map_structure(lambda s: None if s is None else specs.symbol(s), data)
+        keras_internals.symbolic_build(self.model, data, kind)
+        self.built()
 
     def tune_optimizer(self, optimizer):
         stock = type(optimizer).update_step
 
         def update_step(gradient, variable, learning_rate):
-            with tf.device(self.names[self.home(variable)]):
+            with tf.device(keras_internals.tf_variable(variable).device):
                 return stock(optimizer, gradient, variable, learning_rate)
 
         return {"update_step": update_step}

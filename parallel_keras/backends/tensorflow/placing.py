@@ -25,13 +25,17 @@ def device_of(tensor):
 
 
 def move(variable, device):
-    """Bring a Keras variable to a device, in place; `None` for the default one."""
+    """Bring a Keras variable to a device, in place; `None` for the default one.
+
+    Returns:
+        Bool. Whether it is another `tf.Variable` now.
+    """
     old = variable._value
     if not isinstance(old, tf.Variable):
-        return
+        return False
     wanted = "/device:" + device.strip("/") if device else _default()
     if old.device.endswith(wanted):
-        return
+        return False
     with tf.device(device or _default()):
         variable._value = tf.Variable(
             tf.identity(old),
@@ -41,6 +45,7 @@ def move(variable, device):
             aggregation=keras_internals.tf_aggregation(variable),
             synchronization=keras_internals.tf_synchronization(variable),
         )
+    return True
 
 
 def _default():

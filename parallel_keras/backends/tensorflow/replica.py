@@ -4,7 +4,6 @@ Nothing here waits for the other replicas, except what a layer asks for itself
 (`BatchNormalization(synchronized=True)`). The step in `data.py` combines the parts.
 """
 
-import keras
 import tensorflow as tf
 from keras import tree
 
@@ -165,8 +164,3 @@ def with_callers_state(function):
         return result[0]
 
     return run
-
-
-def symbol(spec):
-    """A symbolic input for the spec of a tensor."""
-    return keras.KerasTensor(tuple(spec.shape), keras.backend.standardize_dtype(spec.dtype))

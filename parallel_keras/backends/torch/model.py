@@ -67,6 +67,7 @@ class Lowering(laid_out.LaidOut):
         if tensor.device != target:
             tensor.grad = None
             tensor.data = tensor.data.to(target)
+        return False  # the same parameter
 
     def tune_optimizer(self, optimizer):
         if not self.several:

@@ -1,0 +1,140 @@
+"""ModelParallel on torch, on devices that tell places apart (see places.py).
+
+Every operation of the forward and the backward pass and of the optimizer is run for
+real, and fails where its inputs are on different devices.
+"""
+
+import os
+
+import pytest
+
+pytestmark = pytest.mark.backend("torch")
+
+if os.environ.get("KERAS_BACKEND") == "torch":
+    import pathlib
+    import sys
+
+    sys.path.append(str(pathlib.Path(__file__).parents[1] / "contract"))
+    import harness
+    import keras
+    import rows
+    import torch
+    from cases import kinds, losses, optimizers
+    from keras import layers
+    from places import Devices, WrongDevice
+
+    import parallel_keras as pk
+    from parallel_keras.backends.torch import model as placed
+
+    ROOMS = (optimizers, kinds, losses)
+    # What needs several processes, or is of TensorFlow, has its tests elsewhere.
+    CASES = [c for room in ROOMS for c in room.CASES if c.backend != "tensorflow"]
+    QUICK = {name for room in ROOMS for name in room.TRACED} | {
+        c.name for c in optimizers.CASES if c.name.startswith("optimizer_")
+    }
+else:
+    CASES, QUICK = [], set()
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Two devices beside the host, `cpu:1` and `cpu:2`, with the same rules as GPUs."""
+    monkeypatch.setattr(placed, "place_of", lambda name: f"cpu:{int(name[-1]) + 1}")
+    monkeypatch.setattr(placed.Lowering, "move", _move)
+    monkeypatch.setattr(keras.Model, "zero_grad", _zero_grad)
+    with Devices() as found:
+        yield found
+
+
+def _move(self, variable, number):
+    # A tensor of another kind cannot be put into a parameter: another parameter.
+    target = torch.device("cpu") if number is None else torch.device(self.places[number])
+    if variable._value.device.index != target.index:
+        moved = variable._value.detach().to(target)
+        variable._value = torch.nn.Parameter(moved, requires_grad=variable._value.requires_grad)
+    return False
+
+
+def _zero_grad(self, set_to_none=True):
+    for variable in self.variables:
+        variable._value.grad = None
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(c, id=c.name, marks=[] if c.name in QUICK else [pytest.mark.long])
+        for c in CASES
+    ],
+)
+def test_cases(case, devices):
+    with torch.utils._python_dispatch._disable_current_modes():
+        expected = harness.oracle(case)
+    received = harness.run(case, "model=2")
+    harness.compare(case.name, "model=2", expected, received, case.tolerance, case.loose)
+
+
+def small():
+    x = keras.Input((6,))
+    with pk.place(0):
+        h = layers.Dense(8, activation="tanh", name="first")(x)
+    with pk.place(1):
+        y = layers.Dense(8, activation="tanh", name="second")(h) + h
+        y = layers.Dense(3, activation="softmax", name="third")(y)
+    return keras.Model(x, y)
+
+
+def test_everything_is_where_its_layer_is(devices):
+    arguments = {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
+    model = harness.make(small, arguments, "model")
+    harness.fit(model, **rows.classes(48), batch_size=16, epochs=1, verbose=0)
+    where = {"first": "cpu:1", "second": "cpu:2", "third": "cpu:2"}
+    for name, device in where.items():
+        for variable in model.get_layer(name).weights:
+            assert str(variable._value.device) == device
+            assert str(variable._value.grad.device) == device
+        slots = [v for v in model.optimizer.variables if f"{name}_" in v.path]
+        assert len(slots) == 4
+        assert {str(slot._value.device) for slot in slots} == {device}
+    ran = {name for name, device in devices.ran if device == "cpu:2"}
+    assert {"aten.mm", "aten.addmm"} & ran
+    # Per step: a batch in, two activations (one of them skips), two gradients, and scalars.
+    devices.crossed.clear()
+    model.train_on_batch(*list(rows.classes(16).values()))
+    assert devices.crossed["cpu:1", "cpu:2"] + devices.crossed["cpu:2", "cpu:1"] <= 20
+
+
+def test_the_harness_tells_places_apart(devices):
+    a, b = torch.ones(3).to("cpu:1"), torch.ones(3).to("cpu:2")
+    with pytest.raises(WrongDevice):
+        a + b
+    assert ("aten.add", "cpu:1") not in devices.ran
+
+
+class Mixed(pk.ParallelModel if CASES else object):
+    """Operations between layers, of torch itself."""
+
+    def __init__(self):
+        super().__init__()
+        with pk.place(0):
+            self.first = layers.Dense(6, activation="tanh")
+        with pk.place(1):
+            self.second = layers.Dense(6, activation="tanh")
+        self.third = layers.Dense(3, activation="softmax")
+
+    def call(self, x):
+        h = self.first(x)
+        y = self.second(h) + h  # where the last layer was
+        with pk.place(0):
+            y = y * 2 + keras.ops.sin(h)
+        return self.third(y)
+
+
+def test_operations_of_a_subclass(devices):
+    arguments = {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
+    records = []
+    for strategy in (None, "model"):
+        model = harness.make(Mixed, dict(arguments), strategy)
+        history = harness.fit(model, **rows.classes(), batch_size=16, epochs=2, verbose=0)
+        records.append({"history": history, **harness.state(model)})
+    harness.compare("subclass_operations", "model", *records)
