@@ -14,7 +14,7 @@ _backends.name()  # refuses a backend that is not supported, at import
 
 from parallel_keras.api import list_devices, set_cpu_devices, shutdown  # noqa: E402
 from parallel_keras.errors import UnsupportedError, WorkerError  # noqa: E402
-from parallel_keras.model import ParallelModel, load_model, parallelize  # noqa: E402
+from parallel_keras.model import ParallelModel, clone_model, load_model, parallelize  # noqa: E402
 from parallel_keras.placement import host, place, place_layers  # noqa: E402
 from parallel_keras.strategies import (  # noqa: E402
     DataParallel,
@@ -33,6 +33,7 @@ __all__ = [
     "Strategy",
     "UnsupportedError",
     "WorkerError",
+    "clone_model",
     "host",
     "list_devices",
     "load_model",

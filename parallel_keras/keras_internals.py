@@ -71,14 +71,15 @@ def nodes_in_order(model):
 def watch_operations(made, called):
     """Have functions called with each operation that is made, or called in a graph.
 
-    ops/operation.py, 3.15.1: `__new__` makes every layer and every operation,
-    `symbolic_call` records it in a graph. Nothing changes before this is called.
+    ops/operation.py and layers/layer.py, 3.15.1: `__new__` makes every layer and
+    every operation, `symbolic_call` records it in a graph. Nothing changes before
+    this is called.
     """
     cls = keras.Operation
     if hasattr(cls, "_parallel_keras_watched"):
         return
     cls._parallel_keras_watched = True
-    new, symbolic_call = cls.__new__, cls.symbolic_call
+    new = cls.__new__
 
     @functools.wraps(new)
     def watched_new(cls, *args, **kwargs):
@@ -86,13 +87,18 @@ def watch_operations(made, called):
         made(instance)
         return instance
 
-    @functools.wraps(symbolic_call)
-    def watched_call(self, *args, **kwargs):
-        called(self)
-        return symbolic_call(self, *args, **kwargs)
+    def watched(symbolic_call):
+        @functools.wraps(symbolic_call)
+        def call(self, *args, **kwargs):
+            called(self)
+            return symbolic_call(self, *args, **kwargs)
+
+        return call
 
     cls.__new__ = staticmethod(watched_new)
-    cls.symbolic_call = watched_call
+    for owner in (cls, keras.Layer):
+        if "symbolic_call" in vars(owner):
+            owner.symbolic_call = watched(vars(owner)["symbolic_call"])
 
 
 def is_raw_tf_variable(value):

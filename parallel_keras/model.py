@@ -285,9 +285,11 @@ class _State:
         chosen.devices  # noqa: B018  raises where a device is not there
         if chosen.name != "single":
             _refuse_foreign(self.model, chosen)
+        lowering = _lower(self.model, chosen)
+        lowering.check()
         self.lowering.detach()
         self.strategy = vars(self.model)["strategy"] = chosen
-        self.lowering = _lower(self.model, chosen)
+        self.lowering = lowering
         self.lowering.chosen()
         self.announced = False
         for kind in KINDS:

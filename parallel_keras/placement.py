@@ -277,8 +277,11 @@ def _named(model):
 
     def walk(container, prefix):
         for layer in keras_internals.direct_layers(container):
+            if isinstance(layer, keras.layers.InputLayer):
+                continue
             path = f"{prefix}{layer.name}"
-            yield layer, list(dict.fromkeys([path, layer.path, layer.name]))
+            names = [path, layer.path, layer.name]  # one that is not built has no path yet
+            yield layer, list(dict.fromkeys(name for name in names if name))
             yield from walk(layer, f"{path}/")
 
     seen = set()

@@ -83,16 +83,16 @@ def grid(room, replicas=(1, 2, 3, 4)):
     ]
 
 
-def model_grid(room, devices=(2, 3)):
+def model_grid(room, quick, devices=(2, 3)):
     """The same for `"model"`, with layers split over the devices by the package.
 
-    `make test` runs on TensorFlow what the module names in `TRACED`, on three
-    devices. On torch the devices of one CPU are one: tests/torch/test_places.py
-    runs the cases on devices that differ.
+    `make test` runs on TensorFlow the cases named in `quick`, on three devices. On
+    torch the devices of one CPU are one: tests/torch/test_places.py runs the cases
+    on devices that differ.
     """
     _check_names(room)
     return [
-        _parameters(case, f"model={n}", n == devices[-1] and case.name in room.TRACED)
+        _parameters(case, f"model={n}", n == devices[-1] and case.name in quick)
         for case in room.CASES
         for n in devices
     ]

@@ -238,7 +238,6 @@ def test_what_is_refused_runs_on_a_single_device(refusal):
 # ---- strategies ----------------------------------------------------------------
 
 NAMES = {
-    "model": ["model", "not supported yet", "'data'"],
     "pipeline": ["pipeline", "not supported yet", "'data'"],
     "auto": ["auto", "not supported yet"],
     "sharded": ["sharded", "not supported yet"],

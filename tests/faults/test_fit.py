@@ -16,6 +16,7 @@ import pytest
 
 BACKEND = os.environ.get("KERAS_BACKEND")
 pytestmark = pytest.mark.backend("torch")  # TensorFlow has no processes of ours
+long = pytest.mark.long
 
 HEAD = """
 import os, signal, sys, threading, time
@@ -92,8 +93,8 @@ def finish(process, timeout=180):
     [
         ("raise", ("Rank 1", "ArithmeticError", "a mistake of the user's own")),
         ("kill", ("Rank 1", "SIGKILL")),
-        ("exit", ("Rank 1", "7")),
-        ("stop", ("Rank 1", "stopped")),
+        pytest.param("exit", ("Rank 1", "7"), marks=long),
+        pytest.param("stop", ("Rank 1", "stopped"), marks=long),
         ("sleep", ("Rank 1", "no progress", "in call")),
     ],
 )
@@ -174,7 +175,7 @@ except KeyboardInterrupt:
     assert not alive, alive
 
 
-@pytest.mark.parametrize("when", ["idle", "training"])
+@pytest.mark.parametrize("when", [pytest.param("idle", marks=long), "training"])
 def test_no_worker_outlives_a_killed_caller(when, tmp_path):
     body = f"""
 model = make()
@@ -243,6 +244,7 @@ except ValueError as error:
     assert "handle" in output
 
 
+@long
 def test_nothing_is_left_in_the_temporary_folder(tmp_path):
     folder = tmp_path / "tmp"
     folder.mkdir()
@@ -257,6 +259,7 @@ tell("DONE")
     assert not list(pathlib.Path(folder).iterdir())
 
 
+@long
 def test_clear_session_ends_the_workers(tmp_path):
     body = """
 make().fit(x, y, batch_size=8, verbose=0)

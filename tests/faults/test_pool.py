@@ -581,6 +581,7 @@ tell(pool.receive(1)[1], pool.workers[0].process.pid == before)
     assert "still here True" in output, output
 
 
+@long
 def test_a_folder_with_modules_of_the_same_names_does_no_harm(tmp_path):
     # The caller does not import from its working directory: nor may the workers.
     (tmp_path / "work").mkdir()

@@ -36,7 +36,7 @@ def test_forms(written, strategy):
     assert hash(parse(written)) == hash(strategy)
 
 
-@pytest.mark.parametrize("name", ["model", "pipeline", "auto", "sharded", "data=2,pipeline=2"])
+@pytest.mark.parametrize("name", ["pipeline", "auto", "sharded", "data=2,pipeline=2"])
 def test_what_comes_later_is_refused_by_name(name):
     with pytest.raises(UnsupportedError, match="(?s)not supported yet.*Received"):
         parse(name)
