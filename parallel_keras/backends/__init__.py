@@ -2,7 +2,7 @@
 
 Each backend is a package with the same rooms and the same function names:
 
-    devices.py   available(), reserve_cpu_devices(n), HOST
+    devices.py   available(), reserve_cpu_devices(n), bring_home(model), HOST
     data.py      Lowering(model, strategy)
     model.py     Lowering(model, strategy)
     runtime.py   shutdown()

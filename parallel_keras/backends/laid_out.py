@@ -34,7 +34,7 @@ class LaidOut(Lowering):
         self.free: set = set()
         self.last = 0
         self._is_inside = False  # a call of fit or the like
-        self._wrapped: dict = {}  # by id: the unit, which so stays alive
+        self._wrapped: dict = {}  # by id: the unit, which so stays alive, and its call
 
     # ---- what a backend adds ----
 
@@ -119,9 +119,10 @@ class LaidOut(Lowering):
             self._settle()
 
     def detach(self):
-        for unit in self._wrapped.values():
-            for name in ("call", "quantized_call", "build"):
-                vars(unit).pop(name, None)
+        for unit, call in self._wrapped.values():
+            if vars(unit).get("call") is call:
+                for name in ("call", "quantized_call", "build"):
+                    vars(unit).pop(name, None)
         self._wrapped.clear()
         for name in (*_STEPS, "_symbolic_build"):
             vars(self.model).pop(name, None)
@@ -145,14 +146,16 @@ class LaidOut(Lowering):
 
     def _wrap(self, unit):
         members = vars(unit)
-        if id(unit) in self._wrapped or isinstance(unit, keras.layers.InputLayer):
+        if isinstance(unit, keras.layers.InputLayer):
             return
+        if id(unit) in self._wrapped and members.get("call") is self._wrapped[id(unit)][1]:
+            return  # and no other model that shares it has been laid out since
         if unit is not self.model and isinstance(unit, (Functional, keras.Sequential)):
             return  # what is inside computes
-        self._wrapped[id(unit)] = unit
         names = ["call", "quantized_call"] if hasattr(unit, "quantized_call") else ["call"]
         for name in names:
             members[name] = self._call(unit, getattr(type(unit), name))
+        self._wrapped[id(unit)] = unit, members["call"]
         if isinstance(unit, keras.Layer) and not unit.built and unit is not self.model:
             members["build"] = self._build(unit, type(unit).build)
 

@@ -7,6 +7,8 @@ callbacks and data adapters stay as they are.
 
 import contextlib
 
+from parallel_keras import backends
+
 KINDS = ("train", "test", "predict")
 
 
@@ -61,6 +63,10 @@ class Lowering:
 
 class SingleLowering(Lowering):
     """Plain Keras."""
+
+    def attach(self):
+        # Places and `pk.host()` build in host memory.
+        backends.current().devices.bring_home(self.model)
 
     def make_function(self, kind):
         return stock_function(self.model, kind)

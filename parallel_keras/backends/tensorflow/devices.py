@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from parallel_keras import devices as device_names
+from parallel_keras.backends.tensorflow import placing
 
 HOST = "cpu:0"  # what Keras calls host memory here
 
@@ -40,6 +41,15 @@ def set_cpu_devices(count):
             f"Received: n={count}, with {len(tf.config.list_logical_devices('CPU'))} CPU devices "
             "there"
         ) from error
+
+
+def bring_home(model):
+    """Bring what was built in host memory to the default device."""
+    if not tf.config.list_physical_devices("GPU"):
+        return
+    for variable in model.variables:
+        if variable._value is not None and "CPU" in variable._value.device:
+            placing.move(variable, None)
 
 
 def tf_device(name):

@@ -3,6 +3,7 @@
 import torch
 
 from parallel_keras import devices as device_names
+from parallel_keras import keras_internals
 
 # What Keras calls host memory here: torch's CPU has no number.
 HOST = "cpu"
@@ -27,6 +28,16 @@ def set_cpu_devices(count):
     """Say how many CPU devices there are. Costs nothing: none is started."""
     global _cpu_devices
     _cpu_devices = count
+
+
+def bring_home(model):
+    """Bring what was built in host memory to the default device."""
+    if not torch.cuda.is_available():
+        return
+    for variable in model.variables:
+        value = variable._value
+        if value is not None and value.device.type == "cpu":
+            value.data = value.data.to(keras_internals.default_torch_device())
 
 
 def torch_device(name):
