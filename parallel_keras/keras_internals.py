@@ -6,6 +6,7 @@ is the file to look at.
 
 import contextlib
 import functools
+import gc
 import random
 import weakref
 
@@ -346,7 +347,17 @@ def all_optimizers(model):
     """A compiled model's optimizer, and those that it wraps; inner ones first."""
     if not model.compiled or model.optimizer is None:
         return []
-    found = [model.optimizer]
+    return _with_inner([model.optimizer])
+
+
+def every_optimizer(model):
+    """Those, and the ones that a model with a `train_step` of its own holds as attributes."""
+    held = [v for v in vars(model).values() if isinstance(v, keras.optimizers.Optimizer)]
+    compiled = [model.optimizer] if model.compiled and model.optimizer is not None else []
+    return _with_inner(list({id(o): o for o in (*compiled, *held)}.values()))
+
+
+def _with_inner(found):
     for optimizer in found:  # grows while it is read
         found += inner_optimizers(optimizer)
     return found[::-1]
@@ -707,9 +718,35 @@ def wrap_batches(epoch_iterator, wrap):
     epoch_iterator._get_iterator = lambda: wrap(stock())
 
 
-def stock_symbolic_build(model, *args, **kwargs):
-    """Keras's own building from a fit's iterator. trainers/trainer.py, 3.15.1."""
-    return type(model)._symbolic_build(model, *args, **kwargs)
+def users_of(variables):
+    """All models and all optimizers of the process that know one of some variables.
+
+    Found by the garbage collector: a plain model can share a layer with one of ours.
+
+    Args:
+        variables: List of Keras variables.
+
+    Returns:
+        A pair of lists, of models and of optimizers.
+    """
+    ids = {id(v) for v in variables}
+    # By their types: asking some objects for their class has effects.
+    everything = gc.get_objects()
+    models = [o for o in everything if issubclass(type(o), keras.Model)]
+    optimizers = [o for o in everything if issubclass(type(o), keras.optimizers.Optimizer)]
+    return (
+        [m for m in models if _is_made(m) and any(id(v) in ids for v in m.variables)],
+        [
+            o
+            for o in optimizers
+            if any(id(v) in ids for v in getattr(o, "_trainable_variables", ()))
+        ],
+    )
+
+
+def _is_made(model):
+    """Whether a model's `__init__` has run. layer.py, 3.15.1."""
+    return "_tracker" in vars(model) and hasattr(model, "train_function")
 
 
 def compute_output_spec(function, *args, **kwargs):

@@ -278,7 +278,8 @@ def _named(model):
     def walk(container, prefix):
         for layer in keras_internals.direct_layers(container):
             path = f"{prefix}{layer.name}"
-            yield layer, list(dict.fromkeys([path, layer.path, layer.name]))
+            # An input has no path of its own.
+            yield layer, list(dict.fromkeys([path, layer.path or path, layer.name]))
             yield from walk(layer, f"{path}/")
 
     seen = set()

@@ -47,7 +47,10 @@ class Lowering(laid_out.LaidOut):
 
     def move(self, variable, number):
         device = self.names[number] if number is not None else None
-        placing.move(variable, device)
+        return placing.move(variable, device)
+
+    def moved(self, variables):
+        placing.tell(variables)
 
     def tune_optimizer(self, optimizer):
         stock = type(optimizer).update_step

@@ -5,6 +5,7 @@ import contextlib
 import tensorflow as tf
 
 from parallel_keras import keras_internals
+from parallel_keras.backends.lowering import KINDS, stock_function
 
 
 @contextlib.contextmanager
@@ -25,14 +26,18 @@ def device_of(tensor):
 
 
 def move(variable, device):
-    """Bring a Keras variable to a device, in place; `None` for the default one."""
+    """Bring a Keras variable to a device, in place; `None` for the default one.
+
+    Returns:
+        Whether it has moved: then `tell` has to be called.
+    """
     old = variable._value
     if not isinstance(old, tf.Variable):
-        return
+        return False
     wanted = "/device:" + device.strip("/") if device else _default()
     if old.device.endswith(wanted):
-        return
-    with tf.device(device or _default()):
+        return False
+    with tf.init_scope(), tf.device(device or _default()):
         variable._value = tf.Variable(
             tf.identity(old),
             dtype=old.dtype,
@@ -41,6 +46,28 @@ def move(variable, device):
             aggregation=keras_internals.tf_aggregation(variable),
             synchronization=keras_internals.tf_synchronization(variable),
         )
+    # A function that was traced with it would go on with the old numbers: it fails now.
+    tf.raw_ops.DestroyResourceOp(resource=old.handle, ignore_lookup_error=True)
+    return True
+
+
+def tell(variables):
+    """Tell what knows these variables that they have moved.
+
+    Optimizers look a variable up by what is inside of it, and traced steps hold that,
+    those of other models too: a plain one may share a layer.
+    """
+    models, optimizers = keras_internals.users_of(variables)
+    for optimizer in optimizers:
+        keras_internals.index_trainables(optimizer)
+    for model in models:
+        for kind in KINDS:
+            if getattr(model, f"{kind}_function") is not None:
+                # Made now, and traced when it is called: its fit may be running.
+                state = vars(model).get("_parallel_keras")
+                make = stock_function if state is None else state.lowering.make_function
+                arguments = (kind,) if state is not None else (model, kind)
+                setattr(model, f"{kind}_function", make(*arguments))
 
 
 def _default():
