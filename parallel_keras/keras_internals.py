@@ -718,6 +718,19 @@ def wrap_batches(epoch_iterator, wrap):
     epoch_iterator._get_iterator = lambda: wrap(stock())
 
 
+def stock_symbolic_build(model, *args, **kwargs):
+    """Keras's own building from a fit's iterator. trainers/trainer.py, 3.15.1."""
+    return type(model)._symbolic_build(model, *args, **kwargs)
+
+
+def every_variable(model):
+    """All variables of a model, its metrics and its optimizers that are made, each once."""
+    found = [*model.variables, *(v for metric in model.metrics for v in metric.variables)]
+    for optimizer in every_optimizer(model):
+        found += [*optimizer_variables(optimizer), *untracked_variables(optimizer)]
+    return list({id(v): v for v in found if v._value is not None}.values())
+
+
 def users_of(variables):
     """All models and all optimizers of the process that know one of some variables.
 
@@ -735,7 +748,7 @@ def users_of(variables):
     models = [o for o in everything if issubclass(type(o), keras.Model)]
     optimizers = [o for o in everything if issubclass(type(o), keras.optimizers.Optimizer)]
     return (
-        [m for m in models if _is_made(m) and any(id(v) in ids for v in m.variables)],
+        [m for m in models if _is_made(m) and any(id(v) in ids for v in every_variable(m))],
         [
             o
             for o in optimizers

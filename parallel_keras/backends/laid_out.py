@@ -109,7 +109,7 @@ class LaidOut(Lowering):
                     else:
                         vars(unit)[name] = own
         self._wrapped.clear()
-        variables = self._all_variables()
+        variables = keras_internals.every_variable(self.model)
         self._move((variable, None) for variable in variables)
         self._untune(list(self._tuned))
 
@@ -237,7 +237,7 @@ class LaidOut(Lowering):
             for slot, reference in keras_internals.slots(optimizer):
                 self.homes[id(slot)] = self.homes.get(id(reference), 0)
         self._tune()
-        self._move((v, self.homes.get(id(v), 0)) for v in self._all_variables())
+        self._move((v, self.homes.get(id(v), 0)) for v in keras_internals.every_variable(self.model))
 
     def _move(self, pairs):
         moved = [variable for variable, number in pairs if self.move(variable, number)]
@@ -261,13 +261,6 @@ class LaidOut(Lowering):
     def home(self, variable):
         """The number of a variable's device."""
         return self.homes.get(id(variable), 0)
-
-    def _all_variables(self):
-        found = [*self.model.variables, *(v for m in self.model.metrics for v in m.variables)]
-        for optimizer in self._optimizers():
-            found += keras_internals.optimizer_variables(optimizer)
-            found += keras_internals.untracked_variables(optimizer)
-        return list({id(v): v for v in found if v._value is not None}.values())
 
     def _optimizers(self):
         return keras_internals.every_optimizer(self.model)

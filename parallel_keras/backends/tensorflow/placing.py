@@ -46,8 +46,11 @@ def move(variable, device):
             aggregation=keras_internals.tf_aggregation(variable),
             synchronization=keras_internals.tf_synchronization(variable),
         )
-    # A function that was traced with it would go on with the old numbers: it fails now.
-    tf.raw_ops.DestroyResourceOp(resource=old.handle, ignore_lookup_error=True)
+    with tf.init_scope():
+        # A function that was traced with it would go on with the old numbers, and keep
+        # their memory. Now it finds none, and fails.
+        empty = tf.zeros([0], old.dtype)
+        tf.raw_ops.AssignVariableOp(resource=old.handle, value=empty, validate_shape=False)
     return True
 
 
