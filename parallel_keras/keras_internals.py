@@ -46,6 +46,7 @@ INSTANCE_OVERRIDES = (
     "make_predict_function",
     "_resolve_auto_jit_compile",
     "_symbolic_build",
+    "_maybe_symbolic_build",
     "reset_metrics",
     "save",
     "summary",
@@ -729,6 +730,20 @@ def every_variable(model):
     for optimizer in every_optimizer(model):
         found += [*optimizer_variables(optimizer), *untracked_variables(optimizer)]
     return list({id(v): v for v in found if v._value is not None}.values())
+
+
+def batch_spec(epoch_iterator):
+    """Shapes and types of a fit's batches, or None where a rank is not known.
+
+    backend/tensorflow/trainer.py, 3.15.1. Nothing is read: a generator runs once.
+    """
+    spec = epoch_iterator._distributed_dataset.element_spec
+    leaves = keras.tree.flatten(spec)
+    if any(getattr(leaf, "shape", None) is None or leaf.shape.rank is None for leaf in leaves):
+        return None
+    return keras.tree.map_structure(
+        lambda leaf: keras.KerasTensor(tuple(leaf.shape), leaf.dtype.name), spec
+    )
 
 
 def users_of(variables):

@@ -12,6 +12,7 @@ import re
 
 import tensorflow as tf
 
+from parallel_keras import keras_internals
 from parallel_keras.backends import laid_out
 from parallel_keras.backends.tensorflow import placing
 from parallel_keras.backends.tensorflow.devices import tf_device
@@ -28,6 +29,24 @@ class Lowering(laid_out.LaidOut):
         self.names = [tf_device(name) for name in self.devices]
         # As operations and variables print them.
         self.full_names = [placing.full_name("/device:" + name.strip("/")) for name in self.names]
+
+    def attach(self):
+        super().attach()
+        self._replace(self.model, "_maybe_symbolic_build", self._building_early)
+
+    def _building_early(self, model, stock):
+        """Build before the first step is traced, so that it is traced laid out.
+
+        Keras on TensorFlow builds while it traces.
+        """
+
+        def maybe_symbolic_build(iterator=None, data_batch=None):
+            if iterator is not None:
+                data_batch = keras_internals.batch_spec(iterator)
+            if data_batch is not None and not keras_internals.is_built(model, "predict"):
+                model._symbolic_build(data_batch=data_batch)
+
+        return maybe_symbolic_build
 
     @contextlib.contextmanager
     def computing(self, number):
