@@ -6,6 +6,7 @@ is the file to look at.
 
 import contextlib
 import functools
+import gc
 import random
 import weakref
 
@@ -45,6 +46,7 @@ INSTANCE_OVERRIDES = (
     "make_predict_function",
     "_resolve_auto_jit_compile",
     "_symbolic_build",
+    "_maybe_symbolic_build",
     "reset_metrics",
     "save",
     "summary",
@@ -348,11 +350,18 @@ def inner_optimizers(optimizer):
     return [inner] if inner is not None else list(getattr(optimizer, "_inner_optimizers", ()))
 
 
-def all_optimizers(model):
-    """A compiled model's optimizer, and those that it wraps; inner ones first."""
-    if not model.compiled or model.optimizer is None:
-        return []
-    found = [model.optimizer]
+def every_optimizer(model):
+    """A model's optimizers, and those that they wrap; inner ones first.
+
+    The compiled one, and the ones that a model with a `train_step` of its own holds
+    as attributes.
+    """
+    held = [v for v in vars(model).values() if isinstance(v, keras.optimizers.Optimizer)]
+    compiled = [model.optimizer] if model.compiled and model.optimizer is not None else []
+    return _with_inner(list({id(o): o for o in (*compiled, *held)}.values()))
+
+
+def _with_inner(found):
     for optimizer in found:  # grows while it is read
         found += inner_optimizers(optimizer)
     return found[::-1]
@@ -716,6 +725,59 @@ def wrap_batches(epoch_iterator, wrap):
 def stock_symbolic_build(model, *args, **kwargs):
     """Keras's own building from a fit's iterator. trainers/trainer.py, 3.15.1."""
     return type(model)._symbolic_build(model, *args, **kwargs)
+
+
+def every_variable(model):
+    """All variables of a model, its metrics and its optimizers that are made, each once."""
+    found = [*model.variables, *(v for metric in model.metrics for v in metric.variables)]
+    for optimizer in every_optimizer(model):
+        found += [*optimizer_variables(optimizer), *untracked_variables(optimizer)]
+    return list({id(v): v for v in found if v._value is not None}.values())
+
+
+def batch_spec(epoch_iterator):
+    """Shapes and types of a fit's batches, or None where a rank is not known.
+
+    backend/tensorflow/trainer.py, 3.15.1. Nothing is read: a generator runs once.
+    """
+    spec = epoch_iterator._distributed_dataset.element_spec
+    leaves = keras.tree.flatten(spec)
+    if any(getattr(leaf, "shape", None) is None or leaf.shape.rank is None for leaf in leaves):
+        return None
+    return keras.tree.map_structure(
+        lambda leaf: keras.KerasTensor(tuple(leaf.shape), leaf.dtype.name), spec
+    )
+
+
+def users_of(variables):
+    """All models and all optimizers of the process that know one of some variables.
+
+    Found by the garbage collector: a plain model can share a layer with one of ours.
+
+    Args:
+        variables: List of Keras variables.
+
+    Returns:
+        A pair of lists, of models and of optimizers.
+    """
+    ids = {id(v) for v in variables}
+    # By their types: asking some objects for their class has effects.
+    everything = gc.get_objects()
+    models = [o for o in everything if issubclass(type(o), keras.Model)]
+    optimizers = [o for o in everything if issubclass(type(o), keras.optimizers.Optimizer)]
+    return (
+        [m for m in models if _is_made(m) and any(id(v) in ids for v in every_variable(m))],
+        [
+            o
+            for o in optimizers
+            if any(id(v) in ids for v in getattr(o, "_trainable_variables", ()))
+        ],
+    )
+
+
+def _is_made(model):
+    """Whether a model's `__init__` has run. layer.py, 3.15.1."""
+    return "_tracker" in vars(model) and hasattr(model, "train_function")
 
 
 def compute_output_spec(function, *args, **kwargs):

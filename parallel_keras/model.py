@@ -286,11 +286,14 @@ class _State:
         if chosen.name != "single":
             _refuse_foreign(self.model, chosen)
         lowering = _lower(self.model, chosen)
-        lowering.check()
+        before = self.strategy, self.lowering
         self.lowering.detach()
-        self.strategy = vars(self.model)["strategy"] = chosen
-        self.lowering = lowering
-        self.lowering.chosen()
+        try:
+            self._use(chosen, lowering)
+        except Exception:
+            lowering.detach()
+            self._use(*before)  # as it was: a place may be on a device that is not there
+            raise
         self.announced = False
         for kind in KINDS:
             if getattr(self.model, f"{kind}_function") is not None:
@@ -298,6 +301,11 @@ class _State:
                 if self.depth:
                     # A callback changed the strategy in mid-fit.
                     self._make_function(kind)
+
+    def _use(self, strategy, lowering):
+        self.strategy = vars(self.model)["strategy"] = strategy
+        self.lowering = lowering
+        lowering.chosen()
 
     @contextlib.contextmanager
     def _choosing(self, chosen):
@@ -415,6 +423,10 @@ def plan(self, batch_size=32, strategy=None, devices=None, input_shape=None):
 def _lower(model, strategy):
     if strategy.lowering == "single":
         return SingleLowering(model, strategy)
+    if strategy.lowering == "model":
+        # A place that is out of range is an error on one device, too.
+        needed = placement.devices_needed(model)
+        placement.assign(model, strategy.devices_for(needed))
     if strategy.devices == (backends.current().devices.available()[0],):
         # One replica on the default device is plain Keras.
         return SingleLowering(model, strategy)

@@ -14,7 +14,7 @@ import keras
 from keras.src.models.functional import Functional
 
 from parallel_keras import keras_internals, layout, placement
-from parallel_keras.backends.lowering import KINDS, Lowering, stock_function
+from parallel_keras.backends.lowering import Lowering, stock_function
 
 _STEPS = ("train_step", "test_step", "predict_step")
 
@@ -33,8 +33,8 @@ class LaidOut(Lowering):
         self.numbers: dict = {}
         self.free: set = set()
         self.last = 0
-        self._is_inside = False  # a call of fit or the like
-        self._wrapped: dict = {}  # by id: the unit, which so stays alive, and its call
+        self._wrapped: dict = {}  # by id: the unit, which so stays alive
+        self._tuned: dict = {}  # by id: an optimizer, and the names of its replaced methods
 
     # ---- what a backend adds ----
 
@@ -61,9 +61,12 @@ class LaidOut(Lowering):
         """Bring a variable to a device, or to the default one for `None`.
 
         Returns:
-            Bool. Whether it is another object of the backend now.
+            Whether what knew the variable has to be told, as `moved` does.
         """
         raise NotImplementedError
+
+    def moved(self, variables):
+        """Called with the variables of which `move` said so."""
 
     def tune_optimizer(self, optimizer):
         """Dict of methods that replace an optimizer's own, by name."""
@@ -71,47 +74,25 @@ class LaidOut(Lowering):
 
     # ---- life ----
 
-    def check(self):
-        self._assign()
-
     def chosen(self):
         self.attach()
 
-    def _assign(self):
-        self.devices = self.strategy.devices_for(placement.devices_needed(self.model))
-        default = layout.split(self.model, self.strategy, self.devices)
-        return placement.assign(self.model, self.devices, default)
-
     def attach(self):
-        if self._is_inside:
-            return  # functions have been traced with the variables where they are
-        if self._attach():
-            # They have been traced with the variables where they were.
-            for kind in KINDS:
-                setattr(self.model, f"{kind}_function", None)
-
-    def _attach(self):
         model = self.model
-        assigned = self._assign()
+        self.devices = self.strategy.devices_for(placement.devices_needed(model))
+        default = layout.split(model, self.strategy, self.devices)
+        assigned = placement.assign(model, self.devices, default)
         self.changed_devices()
         self.numbers, self.free, self.last = assigned.numbers, assigned.free, assigned.last
         for unit in placement.units(model):
             self._wrap(unit)
         for name in _STEPS:
-            vars(model)[name] = self._step(name)
-        vars(model)["_symbolic_build"] = self._symbolic_build
-        return self._settle()
+            self._replace(model, name, self._step)
+        self._replace(model, "_symbolic_build", self._building)
+        self._settle()
 
     def changed_devices(self):
         """Called when `devices` has been read."""
-
-    @contextlib.contextmanager
-    def session(self):
-        self._is_inside = True
-        try:
-            yield
-        finally:
-            self._is_inside = False
 
     def prepare(self, name):
         if name in ("fit", "train_on_batch") and self.model.compiled and self.model.built:
@@ -119,45 +100,60 @@ class LaidOut(Lowering):
             self._settle()
 
     def detach(self):
-        for unit, call in self._wrapped.values():
-            if vars(unit).get("call") is call:
-                for name in ("call", "quantized_call", "build"):
-                    vars(unit).pop(name, None)
+        for unit in self._wrapped.values():
+            for name, replacement in list(vars(unit).items()):
+                if getattr(replacement, _LOWERING, None) is self:
+                    own = getattr(replacement, _OWN)
+                    if own is None:
+                        del vars(unit)[name]
+                    else:
+                        vars(unit)[name] = own
         self._wrapped.clear()
-        for name in (*_STEPS, "_symbolic_build"):
-            vars(self.model).pop(name, None)
-        self._move_all(lambda variable: None)
-        for optimizer in self._optimizers():
-            for name in self.tune_optimizer(optimizer):
-                vars(optimizer).pop(name, None)
+        variables = keras_internals.every_variable(self.model)
+        self._move((variable, None) for variable in variables)
+        self._untune(list(self._tuned))
 
     def make_function(self, kind):
         return stock_function(self.model, kind)
 
-    def _symbolic_build(self, *args, **kwargs):
-        keras_internals.stock_symbolic_build(self.model, *args, **kwargs)
-        self.built()
+    def _building(self, model, stock):
+        def symbolic_build(*args, **kwargs):
+            stock(*args, **kwargs)
+            self.attach()  # what was built now has a place too
 
-    def built(self):
-        """What was built just now, before anything is traced, gets a place too."""
-        self._attach()
+        return symbolic_build
+
+    def _replace(self, unit, name, make):
+        """Put a function where a method was, on one instance, until `detach`.
+
+        What the instance had of its own there (Keras's wrapper of `build`, a
+        method that the user has put in) is called by it, and put back. Where
+        several models share a layer, the one that was attached last has it.
+        """
+        members = vars(unit)
+        own = members.get(name)
+        if getattr(own, _LOWERING, None) is self:
+            return
+        own = getattr(own, _OWN, own)
+        stock = functools.partial(getattr(type(unit), name), unit) if own is None else own
+        function = make(unit, stock)
+        function = _like(function, own or getattr(type(unit), name).__get__(unit))
+        vars(function)[_LOWERING], vars(function)[_OWN] = self, own
+        members[name] = function
+        self._wrapped[id(unit)] = unit
 
     # ---- computing ----
 
     def _wrap(self, unit):
-        members = vars(unit)
         if isinstance(unit, keras.layers.InputLayer):
             return
-        if id(unit) in self._wrapped and members.get("call") is self._wrapped[id(unit)][1]:
-            return  # and no other model that shares it has been laid out since
         if unit is not self.model and isinstance(unit, (Functional, keras.Sequential)):
             return  # what is inside computes
-        names = ["call", "quantized_call"] if hasattr(unit, "quantized_call") else ["call"]
-        for name in names:
-            members[name] = self._call(unit, getattr(type(unit), name))
-        self._wrapped[id(unit)] = unit, members["call"]
+        self._replace(unit, "call", self._call)
+        if hasattr(unit, "quantized_call"):
+            self._replace(unit, "quantized_call", self._call)
         if isinstance(unit, keras.Layer) and not unit.built and unit is not self.model:
-            members["build"] = self._build(unit, type(unit).build)
+            self._replace(unit, "build", self._build)
 
     def _call(self, unit, stock):
         is_model = unit is self.model
@@ -165,28 +161,29 @@ class LaidOut(Lowering):
         def call(*args, **kwargs):
             number = self._number(unit)
             if self.is_symbolic():
-                return stock(unit, *args, **kwargs)
+                return stock(*args, **kwargs)
             if is_model:
                 with self.running():
-                    return stock(unit, *args, **kwargs)
+                    return stock(*args, **kwargs)
             if id(unit) in self.free:
-                return stock(unit, *args, **kwargs)
+                return stock(*args, **kwargs)
             with self.computing(number):
                 args, kwargs = self.bring((args, kwargs), number)
-                outputs = stock(unit, *args, **kwargs)
-            self.stay(number)
+                outputs = stock(*args, **kwargs)
+            if placement.running.get() is not None:
+                self.stay(number)
             return outputs
 
-        return _like(call, stock)
+        return call
 
     def _build(self, unit, stock):
         def build(*args, **kwargs):
             if self.is_symbolic():
-                return stock(unit, *args, **kwargs)
+                return stock(*args, **kwargs)
             with self.computing(self._number(unit)):
-                return stock(unit, *args, **kwargs)
+                return stock(*args, **kwargs)
 
-        return _like(build, stock)
+        return build
 
     def _number(self, unit):
         """The number of a unit's device; one that was met in a block is there from now on."""
@@ -216,19 +213,17 @@ class LaidOut(Lowering):
         """The scope of a `with` block inside `call`."""
         return self.computing(number)
 
-    def _step(self, name):
-        stock = getattr(type(self.model), name)
-
+    def _step(self, model, stock):
         def step(*args, **kwargs):
             with self.running():
-                return stock(self.model, *args, **kwargs)
+                return stock(*args, **kwargs)
 
-        return _like(step, stock)
+        return step
 
     # ---- variables ----
 
     def _settle(self):
-        """Bring every variable to its device; returns whether any is another object now."""
+        """Bring every variable to its device."""
         model = self.model
         self.homes: dict = {}
         for unit in placement.units(model):
@@ -241,35 +236,45 @@ class LaidOut(Lowering):
         for optimizer in self._optimizers():
             for slot, reference in keras_internals.slots(optimizer):
                 self.homes[id(slot)] = self.homes.get(id(reference), 0)
-            vars(optimizer).update(self.tune_optimizer(optimizer))
-        return self._move_all(lambda variable: self.homes.get(id(variable), 0))
+        self._tune()
+        self._move(
+            (v, self.homes.get(id(v), 0)) for v in keras_internals.every_variable(self.model)
+        )
 
-    def _move_all(self, number_of):
-        moved = [self.move(v, number_of(v)) for v in self._all_variables()]
-        if any(moved):
-            for optimizer in self._optimizers():
-                keras_internals.index_trainables(optimizer)
-        return any(moved)
+    def _move(self, pairs):
+        moved = [variable for variable, number in pairs if self.move(variable, number)]
+        if moved:
+            self.moved(moved)
+
+    def _tune(self):
+        optimizers = {id(optimizer): optimizer for optimizer in self._optimizers()}
+        self._untune([key for key in self._tuned if key not in optimizers])
+        for key, optimizer in optimizers.items():
+            methods = self.tune_optimizer(optimizer)
+            vars(optimizer).update(methods)
+            self._tuned[key] = optimizer, list(methods)
+
+    def _untune(self, keys):
+        for key in keys:
+            optimizer, names = self._tuned.pop(key)
+            for name in names:
+                vars(optimizer).pop(name, None)
 
     def home(self, variable):
         """The number of a variable's device."""
         return self.homes.get(id(variable), 0)
 
-    def _all_variables(self):
-        found = [*self.model.variables, *(v for m in self.model.metrics for v in m.variables)]
-        for optimizer in self._optimizers():
-            found += keras_internals.optimizer_variables(optimizer)
-            found += keras_internals.untracked_variables(optimizer)
-        return list({id(v): v for v in found if v._value is not None}.values())
-
     def _optimizers(self):
-        return keras_internals.all_optimizers(self.model)
+        return keras_internals.every_optimizer(self.model)
 
 
-def _like(function, stock):
-    """Show the signature that the bound method of the class would show."""
-    function = functools.wraps(stock)(function)
-    parameters = list(inspect.signature(stock).parameters.values())[1:]
-    vars(function)["__signature__"] = inspect.Signature(parameters)
+# On a function that replaces a method: whose it is, and what the instance had before.
+_LOWERING, _OWN = "_parallel_keras_lowering", "_parallel_keras_own"
+
+
+def _like(function, method):
+    """Show the name and the signature of a bound method."""
+    function = functools.wraps(method)(function)
+    vars(function)["__signature__"] = inspect.signature(method)
     del function.__wrapped__
     return function

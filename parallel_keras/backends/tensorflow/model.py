@@ -31,6 +31,24 @@ class Lowering(laid_out.LaidOut):
         # As operations and variables print them.
         self.full_names = [placing.full_name("/device:" + name.strip("/")) for name in self.names]
 
+    def attach(self):
+        super().attach()
+        self._replace(self.model, "_maybe_symbolic_build", self._building_early)
+
+    def _building_early(self, model, stock):
+        """Build before the first step is traced, so that it is traced laid out.
+
+        Keras on TensorFlow builds while it traces.
+        """
+
+        def maybe_symbolic_build(iterator=None, data_batch=None):
+            if iterator is not None:
+                data_batch = keras_internals.batch_spec(iterator)
+            if data_batch is not None and not keras_internals.is_built(model, "predict"):
+                model._symbolic_build(data_batch=data_batch)
+
+        return maybe_symbolic_build
+
     @contextlib.contextmanager
     def computing(self, number):
         with tf.device(self.names[number]), tf.name_scope(_SCOPE.format(number)):
@@ -74,7 +92,10 @@ class Lowering(laid_out.LaidOut):
             return  # a step of the model's own may build in its own way
         data = tree.map_structure(lambda s: None if s is None else specs.symbol(s), data)
         keras_internals.symbolic_build(self.model, data, kind)
-        self.built()
+        self.attach()
+
+    def moved(self, variables):
+        placing.tell(variables)
 
     def tune_optimizer(self, optimizer):
         stock = type(optimizer).update_step

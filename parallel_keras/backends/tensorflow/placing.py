@@ -5,6 +5,7 @@ import contextlib
 import tensorflow as tf
 
 from parallel_keras import keras_internals
+from parallel_keras.backends.lowering import KINDS, stock_function
 
 
 @contextlib.contextmanager
@@ -28,7 +29,7 @@ def move(variable, device):
     """Bring a Keras variable to a device, in place; `None` for the default one.
 
     Returns:
-        Bool. Whether it is another `tf.Variable` now.
+        Whether it has moved: then `tell` has to be called.
     """
     old = variable._value
     if not isinstance(old, tf.Variable):
@@ -36,7 +37,7 @@ def move(variable, device):
     wanted = "/device:" + device.strip("/") if device else _default()
     if old.device.endswith(wanted):
         return False
-    with tf.device(device or _default()):
+    with tf.init_scope(), tf.device(device or _default()):
         variable._value = tf.Variable(
             tf.identity(old),
             dtype=old.dtype,
@@ -45,7 +46,31 @@ def move(variable, device):
             aggregation=keras_internals.tf_aggregation(variable),
             synchronization=keras_internals.tf_synchronization(variable),
         )
+    with tf.init_scope():
+        # A function that was traced with it would go on with the old numbers, and keep
+        # their memory. Now it finds none, and fails.
+        empty = tf.zeros([0], old.dtype)
+        tf.raw_ops.AssignVariableOp(resource=old.handle, value=empty, validate_shape=False)
     return True
+
+
+def tell(variables):
+    """Tell what knows these variables that they have moved.
+
+    Optimizers look a variable up by what is inside of it, and traced steps hold that,
+    those of other models too: a plain one may share a layer.
+    """
+    models, optimizers = keras_internals.users_of(variables)
+    for optimizer in optimizers:
+        keras_internals.index_trainables(optimizer)
+    for model in models:
+        for kind in KINDS:
+            if getattr(model, f"{kind}_function") is not None:
+                # Made now, and traced when it is called: its fit may be running.
+                state = vars(model).get("_parallel_keras")
+                make = stock_function if state is None else state.lowering.make_function
+                arguments = (kind,) if state is not None else (model, kind)
+                setattr(model, f"{kind}_function", make(*arguments))
 
 
 def _default():
