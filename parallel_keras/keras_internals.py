@@ -408,6 +408,11 @@ def with_moving_averages(optimizer, averages):
         members[name] = before
 
 
+def is_in_call():
+    """Whether some layer's `call` is running. layers/layer.py, 3.15.1."""
+    return global_state.get_global_attribute("current_call_ctx") is not None
+
+
 def torch_device():
     """The current device of Keras on torch, as a string. backend/torch/core.py, 3.15.1."""
     from keras.src.backend.torch import core

@@ -75,9 +75,13 @@ class place:
         token = _blocks.set((*_blocks.get(), self.target))
         stack = contextlib.ExitStack()
         scope = running.get()
-        # While a model runs, the block is where it computes; before that, layers
-        # are built in host memory, wherever they will live.
-        stack.enter_context(host() if scope is None else scope(self.target))
+        # While a model runs laid out, the block is where it computes. Where layers
+        # are made, that is in host memory, wherever they will live. In a `call` of
+        # plain Keras, or one that computes shapes only, it is nothing.
+        if scope is not None:
+            stack.enter_context(scope(self.target))
+        elif not keras_internals.is_in_call():
+            stack.enter_context(host())
         self._entered.append((token, stack))
         return self
 

@@ -25,7 +25,11 @@ class LaidOut(Lowering):
     Attributes:
         devices: Tuple of device names.
         numbers: Dict from the id of a unit to the number of its device.
+        makes_slots_in_place: Bool. Whether the backend makes an optimizer's slots
+            where their variables are.
     """
+
+    makes_slots_in_place = False
 
     def __init__(self, model, strategy):
         super().__init__(model, strategy)
@@ -234,12 +238,28 @@ class LaidOut(Lowering):
             for variable in metric.variables:
                 self.homes.setdefault(id(variable), self.last)
         for optimizer in self._optimizers():
-            for slot, reference in keras_internals.slots(optimizer):
-                self.homes[id(slot)] = self.homes.get(id(reference), 0)
+            self._house(optimizer)
         self._tune()
         self._move(
             (v, self.homes.get(id(v), 0)) for v in keras_internals.every_variable(self.model)
         )
+
+    def _house(self, optimizer):
+        """Slots are where their variables are."""
+        for slot, reference in keras_internals.slots(optimizer):
+            self.homes[id(slot)] = self.homes.get(id(reference), 0)
+
+    def _build_optimizer(self, optimizer):
+        """Replaces `build` of one that a model's own `train_step` builds as it goes."""
+
+        def build(variables):
+            type(optimizer).build(optimizer, variables)
+            self._house(optimizer)
+            own = keras_internals.optimizer_variables(optimizer)
+            own += keras_internals.untracked_variables(optimizer)
+            self._move((variable, self.home(variable)) for variable in own)
+
+        return build
 
     def _move(self, pairs):
         moved = [variable for variable, number in pairs if self.move(variable, number)]
@@ -251,6 +271,8 @@ class LaidOut(Lowering):
         self._untune([key for key in self._tuned if key not in optimizers])
         for key, optimizer in optimizers.items():
             methods = self.tune_optimizer(optimizer)
+            if not optimizer.built and not self.makes_slots_in_place:
+                methods["build"] = self._build_optimizer(optimizer)
             vars(optimizer).update(methods)
             self._tuned[key] = optimizer, list(methods)
 

@@ -26,6 +26,8 @@ _GRADIENT = "gradient_tape/"
 class Lowering(laid_out.LaidOut):
     """One model under `ModelParallel` on TensorFlow."""
 
+    makes_slots_in_place = True
+
     def changed_devices(self):
         self.names = [tf_device(name) for name in self.devices]
         # As operations and variables print them.

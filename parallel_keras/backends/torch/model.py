@@ -7,6 +7,7 @@ its layers follows the layer before it.
 
 import contextlib
 
+import keras
 import torch
 from keras import tree
 
@@ -85,16 +86,27 @@ class _Together(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        tensors = [leaf for leaf in tree.flatten((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if (
-            not name.startswith(_OF_THEIR_OWN)
-            and len({leaf.device for leaf in tensors if leaf.ndim}) > 1
-        ):
+        if name.startswith(_OF_THEIR_OWN):
+            return function(*args, **kwargs)
+        leaves = [_tensor(leaf) for leaf in tree.flatten((args, kwargs))]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        # Numbers in host memory go with any device.
+        if len({leaf.device for leaf in tensors if leaf.ndim or leaf.device != _HOST}) > 1:
             # What is written in place stays where it is.
             written = name in _WRITES or (name.endswith("_") and not name.endswith("__"))
             device = tensors[0].device if written else keras_internals.torch_device()
-            args, kwargs = tree.map_structure(lambda leaf: moved(leaf, device), (args, kwargs))
+            args, kwargs = tree.map_structure(
+                lambda leaf: moved(_tensor(leaf), device), (args, kwargs)
+            )
         return function(*args, **kwargs)
+
+
+_HOST = torch.device("cpu")
+
+
+def _tensor(leaf):
+    """The tensor inside a Keras variable; anything else as it is."""
+    return leaf.value if isinstance(leaf, keras.Variable) else leaf
 
 
 # What may be given several devices. A list of tensors is grouped by who calls.
