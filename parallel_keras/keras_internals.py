@@ -768,8 +768,11 @@ def users_of(variables):
     ids = {id(v) for v in variables}
     # By their types: asking some objects for their class has effects.
     everything = gc.get_objects()
-    models = [o for o in everything if issubclass(type(o), keras.Model)]
-    optimizers = [o for o in everything if issubclass(type(o), keras.optimizers.Optimizer)]
+    types = set(map(type, everything))
+    of_models = {t for t in types if issubclass(t, keras.Model)}
+    of_optimizers = {t for t in types if issubclass(t, keras.optimizers.Optimizer)}
+    models = [o for o in everything if type(o) in of_models]
+    optimizers = [o for o in everything if type(o) in of_optimizers]
     return (
         [m for m in models if _is_made(m) and any(id(v) in ids for v in every_variable(m))],
         [

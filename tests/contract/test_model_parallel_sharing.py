@@ -59,9 +59,7 @@ def test_the_strategy_changes_in_mid_training_with_slots():
         two.set_strategy(strategy)
         for model in (one, two):
             model.fit(X, Y, **FIT)
-        np.testing.assert_allclose(
-            one.predict(X, verbose=0), two.predict(X, verbose=0), atol=1e-5
-        )
+        np.testing.assert_allclose(one.predict(X, verbose=0), two.predict(X, verbose=0), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["train_step", "call"])

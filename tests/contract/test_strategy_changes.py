@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import rows
 from cases import adam, compiled, sgd
-from harness import LONG_WHERE_TRACED, compare, fit, make, state
+from harness import LONG_WHERE_TRACED, SEED, compare, fit, make, state
 from keras import optimizers
 
 import parallel_keras as pk
@@ -295,3 +295,23 @@ def test_the_model_answers_as_it_did():
     assert "Total params" in "".join(lines)
     assert model.get_layer(index=1) is model.layers[1]
     assert model.get_config()["layers"][0]["class_name"] == "InputLayer"
+
+
+@pytest.mark.parametrize("strategy", ["data", "model"])
+def test_a_plain_model_that_shares_a_layer_sees_what_it_learns(strategy):
+    data, outputs = rows.classes(), []
+    for chosen in (None, strategy):
+        keras.utils.set_random_seed(SEED)
+        x = keras.Input((6,))
+        plain = keras.Model(x, keras.layers.Dense(4, activation="tanh")(x))
+        whole = keras.Model(x, keras.layers.Dense(3, activation="softmax")(plain(x)))
+        found = [plain.predict(data["x"], verbose=0)]  # traced before the variables move
+        pk.parallelize(whole, chosen)
+        whole.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
+        for last in (chosen, None):
+            whole.set_strategy(last)
+            fit(whole, **data, **OPTIONS)
+            found.append(plain.predict(data["x"], verbose=0))
+        outputs.append(found)
+    for expected, received in zip(*outputs, strict=True):
+        np.testing.assert_allclose(received, expected, atol=1e-5)

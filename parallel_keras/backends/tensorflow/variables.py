@@ -8,6 +8,7 @@ nothing has to be cloned or built under a scope.
 import tensorflow as tf
 
 from parallel_keras import keras_internals
+from parallel_keras.backends.tensorflow import placing
 
 
 def move(model, strategy):
@@ -20,9 +21,11 @@ def move(model, strategy):
         strategy: A `tf.distribute.MirroredStrategy`, or `None` for plain
             variables on the default device.
     """
-    for variable in _variables(model):
-        if variable._value is not None and _home(variable) is not strategy:
-            _move_variable(variable, strategy)
+    moved = [v for v in _variables(model) if v._value is not None and _home(v) is not strategy]
+    for variable in moved:
+        _move_variable(variable, strategy)
+    if moved:
+        placing.tell(moved)
     for optimizer in _optimizers(model):
         keras_internals.set_optimizer_strategy(optimizer, strategy or tf.distribute.get_strategy())
 
