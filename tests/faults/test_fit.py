@@ -207,6 +207,7 @@ tell("DONE")
     assert all("DONE" in finish(job) for job in jobs)
 
 
+@long
 def test_a_small_shared_memory_mount_is_no_trouble(tmp_path):
     body = """
 before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()

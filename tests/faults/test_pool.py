@@ -555,6 +555,7 @@ tell("END", time.time())
         assert not psutil.pid_exists(int(pid))
 
 
+@long
 def test_a_forked_child_does_not_touch_its_parents_workers(tmp_path):
     body = """
 import keras

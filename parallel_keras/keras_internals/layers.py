@@ -1,0 +1,136 @@
+"""Layers, operations and the graphs that they make."""
+
+import functools
+
+import keras
+from keras.src import backend as keras_backend
+from keras.src.backend.common import global_state, masking
+from keras.src.models.functional import Functional
+
+
+def flatten_layers(model, include_self=True):
+    """A model and all its layers, nested ones too. Layer._flatten_layers, 3.15.1."""
+    return list(model._flatten_layers(include_self=include_self, recursive=True))
+
+
+def direct_layers(layer):
+    """The layers inside one, one level deep, in the order of their making. layer.py, 3.15.1."""
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def nodes_in_order(model):
+    """The nodes of a functional model in the order in which they run. function.py, 3.15.1."""
+    depths = sorted(model._nodes_by_depth, reverse=True)
+    return [node for depth in depths for node in model._nodes_by_depth[depth] if node.operation]
+
+
+def watch_operations(made, called):
+    """Have functions called with each operation that is made, or called in a graph.
+
+    ops/operation.py and layers/layer.py, 3.15.1: `__new__` makes every layer and
+    every operation, `symbolic_call` records it in a graph. Nothing changes before
+    this is called.
+    """
+    cls = keras.Operation
+    if hasattr(cls, "_parallel_keras_watched"):
+        return
+    cls._parallel_keras_watched = True
+    new = cls.__new__
+
+    @functools.wraps(new)
+    def watched_new(cls, *args, **kwargs):
+        instance = new(cls, *args, **kwargs)
+        made(instance)
+        return instance
+
+    def watched(symbolic_call):
+        @functools.wraps(symbolic_call)
+        def call(self, *args, **kwargs):
+            called(self)
+            return symbolic_call(self, *args, **kwargs)
+
+        return call
+
+    cls.__new__ = staticmethod(watched_new)
+    for owner in (cls, keras.Layer):
+        if "symbolic_call" in vars(owner):
+            owner.symbolic_call = watched(vars(owner)["symbolic_call"])
+
+
+def is_raw_tf_variable(value):
+    """Whether a value is a `tf.Variable` and no `keras.Variable`, without loading TensorFlow."""
+    if not hasattr(value, "assign") or isinstance(value, keras.Variable):
+        return False
+    return any(
+        base.__module__.startswith("tensorflow.")
+        and base.__name__ in ("Variable", "BaseResourceVariable")
+        for base in type(value).__mro__
+    )
+
+
+def has_bare_operations(model):
+    """Whether a functional model holds operations (`a + b`) that are no layers. function.py."""
+    return any(
+        not isinstance(operation, keras.Layer)
+        for part in flatten_layers(model)
+        if isinstance(part, Functional)
+        for operation in part._operations
+    )
+
+
+def set_keras_mask(tensor, mask):
+    """Give a tensor a mask. backend/common/masking.py, 3.15.1."""
+    masking.set_keras_mask(tensor, mask)
+
+
+def keras_mask(tensor):
+    """The mask that Keras carries along with a tensor, or None. backend/common/masking.py."""
+    return masking.get_keras_mask(tensor)
+
+
+def own_state(layer):
+    """A layer's own non-trainable variables, without those of its sublayers. layer.py, 3.15.1."""
+    seeds = {id(generator.state) for generator in layer._seed_generators}
+    return [v for v in layer._non_trainable_variables if id(v) not in seeds]
+
+
+def own_variables(layer):
+    """All of a layer's own variables, without those of its sublayers. layer.py, 3.15.1."""
+    seeds = [generator.state for generator in layer._seed_generators]
+    return [*layer._trainable_variables, *layer._non_trainable_variables, *seeds]
+
+
+def seed_generators(layer):
+    """A layer's own seed generators. layer.py, 3.15.1."""
+    return list(layer._seed_generators)
+
+
+def call_has_training(model):
+    """Whether a model's `call` takes `training=`. layer.py, 3.15.1."""
+    return model._call_has_training_arg
+
+
+def is_in_call():
+    """Whether some layer's `call` is running. layers/layer.py, 3.15.1."""
+    return global_state.get_global_attribute("current_call_ctx") is not None
+
+
+def compute_output_spec(function, *args, **kwargs):
+    """Traces a function with shapes only. backend/*/core.py, 3.15.1."""
+    return keras_backend.compute_output_spec(function, *args, **kwargs)
+
+
+def map_shapes(function, structure):
+    """A function of each shape in a nested structure of shapes. tree/tree_api.py, 3.15.1."""
+    return keras.tree.map_shape_structure(function, structure)
+
+
+def run_graph_symbolically(model, inputs):
+    """Shapes through each node of a functional model or a Sequential with known inputs.
+
+    Function.compute_output_spec would answer inputs of the shapes it was made
+    with from memory, and call no layer. ops/function.py, models/sequential.py,
+    3.15.1.
+    """
+    graph = getattr(model, "_functional", None) or model
+    return graph._run_through_graph(inputs, operation_fn=lambda op: op.compute_output_spec)

@@ -1,0 +1,136 @@
+"""What an optimizer keeps, and for which variable."""
+
+import contextlib
+
+import keras
+
+
+def raw_iterations(optimizer):
+    """The count of calls of `apply`, whatever accumulates. base_optimizer.py, 3.15.1."""
+    return optimizer._iterations.value
+
+
+def accumulated_gradients(optimizer):
+    """The variables of gradient accumulation, `None` among them. base_optimizer.py, 3.15.1."""
+    return list(getattr(optimizer, "_accumulated_gradients", ()))
+
+
+def optimizer_index(optimizer, variable):
+    """The place of a trainable variable in an optimizer's slots. base_optimizer.py, 3.15.1."""
+    return optimizer._get_variable_index(variable)
+
+
+def optimizer_variables(optimizer):
+    """All variables of an optimizer and of the one that it wraps. base_optimizer.py, 3.15.1."""
+    return list(optimizer.variables)
+
+
+def optimizer_trainables(optimizer):
+    """The variables that an optimizer was built for. base_optimizer.py, 3.15.1."""
+    return list(optimizer._trainable_variables)
+
+
+def optimizer_key(optimizer, variable):
+    """What an optimizer keys a variable by. base_optimizer.py, 3.15.1."""
+    return optimizer._var_key(variable)
+
+
+def index_trainables(optimizer):
+    """Make an optimizer's index of its variables anew: it is keyed by id.
+
+    base_optimizer.py and, for one optimizer for each variable, multi_optimizer.py, 3.15.1.
+    """
+    optimizer._trainable_variables_indices = {
+        optimizer._var_key(v): number for number, v in enumerate(optimizer._trainable_variables)
+    }
+    if hasattr(optimizer, "_var_to_optimizer_idx"):
+        optimizer._var_to_optimizer_idx = {
+            optimizer._var_key(v): number
+            for number, inner in enumerate(optimizer._inner_optimizers)
+            for v in inner._trainable_variables
+        }
+
+
+def inner_optimizers(optimizer):
+    """The optimizers that one wraps. loss_scale_optimizer.py and multi_optimizer.py, 3.15.1."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return [inner] if inner is not None else list(getattr(optimizer, "_inner_optimizers", ()))
+
+
+def every_optimizer(model):
+    """A model's optimizers, and those that they wrap; inner ones first.
+
+    The compiled one, and the ones that a model with a `train_step` of its own holds
+    as attributes.
+    """
+    held = [v for v in vars(model).values() if isinstance(v, keras.optimizers.Optimizer)]
+    compiled = [model.optimizer] if model.compiled and model.optimizer is not None else []
+    return _with_inner(list({id(o): o for o in (*compiled, *held)}.values()))
+
+
+def _with_inner(found):
+    for optimizer in found:  # grows while it is read
+        found += inner_optimizers(optimizer)
+    return found[::-1]
+
+
+def slots(optimizer):
+    """Pairs of an optimizer's per-variable state and the variable it belongs to.
+
+    base_optimizer.py, 3.15.1: such state is in lists as long as that of the
+    variables, or is named after the variable's path.
+    """
+    trainables = list(getattr(optimizer, "_trainable_variables", ()))
+    found = {}
+    for value in vars(optimizer).values():
+        if isinstance(value, list) and value is not trainables and len(value) == len(trainables):
+            for slot, reference in zip(value, trainables, strict=True):
+                if isinstance(slot, keras.Variable) and slot is not reference:
+                    found[id(slot)] = slot, reference
+    by_path = sorted(trainables, key=lambda v: -len(v.path))
+    for slot in optimizer.variables:
+        if id(slot) not in found:
+            owner = next(
+                (v for v in by_path if slot.name.startswith(v.path.replace("/", "_"))), None
+            )
+            if owner is not None:
+                found[id(slot)] = slot, owner
+    return list(found.values())
+
+
+def moving_averages(optimizer):
+    """An optimizer's averages of its variables. base_optimizer.py, 3.15.1."""
+    return optimizer._model_variables_moving_average
+
+
+@contextlib.contextmanager
+def with_moving_averages(optimizer, averages):
+    """An optimizer that knows these averages only."""
+    members, name = vars(optimizer), "_model_variables_moving_average"
+    before = members[name]
+    members[name] = averages
+    try:
+        yield
+    finally:
+        members[name] = before
+
+
+def untracked_variables(optimizer):
+    """Variables that an optimizer holds and does not list, as Nadam does. nadam.py, 3.15.1."""
+    return [v for v in vars(optimizer).values() if isinstance(v, keras.Variable)]
+
+
+def accumulators(optimizer):
+    """The variables of gradient accumulation, without the gaps."""
+    return [v for v in accumulated_gradients(optimizer) if v is not None]
+
+
+def optimizer_of_variable(optimizer, variable):
+    """The optimizer inside wrappers that updates a variable.
+
+    loss_scale_optimizer.py, multi_optimizer.py, 3.15.1.
+    """
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer_of_variable(optimizer.inner_optimizer, variable)
+    choose = getattr(optimizer, "_optimizer_map", None)
+    return choose(variable) if callable(choose) else optimizer

@@ -1,0 +1,160 @@
+"""What differs on the TensorFlow backend."""
+
+import keras
+from keras.src.losses import loss as loss_module
+
+from parallel_keras.keras_internals.optimizers import index_trainables
+
+
+def let_optimizers_update_across_replicas():
+    """Let an optimizer's updates run where all replicas have joined.
+
+    backend/tensorflow/optimizer.py, 3.15.1: they go through `maybe_merge_call`, which
+    joins the replicas first and fails where they have joined already. Only what
+    would fail is changed.
+    """
+    import tensorflow as tf
+
+    module = tf.__internal__.distribute.interim
+    stock = module.maybe_merge_call
+    if hasattr(stock, "is_of_parallel_keras"):
+        return
+
+    def maybe_merge_call(function, strategy, *args, **kwargs):
+        if tf.distribute.in_cross_replica_context():
+            return function(strategy, *args, **kwargs)
+        return stock(function, strategy, *args, **kwargs)
+
+    vars(maybe_merge_call)["is_of_parallel_keras"] = True
+    module.maybe_merge_call = maybe_merge_call
+
+
+def apply_across_replicas(optimizer, gradients, variables):
+    """Apply an optimizer that is built, where all replicas have joined.
+
+    loss_scale_optimizer.py, 3.15.1: one that scales the loss asks for a replica first.
+    """
+    if hasattr(optimizer, "inner_optimizer"):
+        optimizer._common_apply(gradients, variables)
+    else:
+        optimizer.apply(gradients, variables)
+
+
+def leave_losses_unscaled(is_ours):
+    """Keep Keras from dividing losses by the number of replicas under our strategies.
+
+    losses/loss.py, 3.15.1: a Keras loss is divided inside `strategy.run`, what is
+    written by hand is not, so a sum of both would be another objective. Nothing
+    changes for anybody else's strategy.
+
+    Args:
+        is_ours: Function of the current tf.distribute strategy.
+    """
+    import tensorflow as tf
+
+    for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+        stock = getattr(loss_module, name)
+        if hasattr(stock, "is_of_parallel_keras"):
+            continue
+
+        def scale(value, stock=stock):
+            return value if is_ours(tf.distribute.get_strategy()) else stock(value)
+
+        vars(scale)["is_of_parallel_keras"] = True
+        setattr(loss_module, name, scale)
+
+
+def set_optimizer_strategy(optimizer, strategy):
+    """Tell an optimizer where its variables live. backend/tensorflow/optimizer.py, 3.15.1."""
+    optimizer._distribution_strategy = strategy
+    index_trainables(optimizer)
+
+
+def tf_aggregation(variable):
+    """A Keras variable's aggregation as TensorFlow's. backend/tensorflow/core.py, 3.15.1."""
+    return variable._map_aggregation(variable.aggregation)
+
+
+def tf_synchronization(variable):
+    """The same of its synchronization."""
+    return variable._map_synchronization(variable.synchronization)
+
+
+def tf_variable(variable):
+    """The tf.Variable inside a Keras variable. backend/tensorflow/core.py, 3.15.1."""
+    return variable._value if isinstance(variable, keras.Variable) else variable
+
+
+def replace_synchronized_moments(moments):
+    """Compute synchronized moments by another function, given Keras's own as `stock=`.
+
+    backend/tensorflow/nn.py, 3.15.1.
+    """
+    from keras.src.backend.tensorflow import nn
+
+    stock = nn._compute_moments_sync
+    if not hasattr(stock, "is_of_parallel_keras"):
+
+        def compute(x, axes, keepdims):
+            return moments(x, axes, keepdims, stock)
+
+        vars(compute)["is_of_parallel_keras"] = True
+        nn._compute_moments_sync = compute
+
+
+def replace_masked_moments(moments):
+    """Compute the moments of a masked batch by another function, given Keras's own as `stock=`.
+
+    layers/normalization/batch_normalization.py, 3.15.1.
+    """
+    stock = keras.layers.BatchNormalization._moments
+    if not hasattr(stock, "is_of_parallel_keras"):
+
+        def compute(layer, x, mask):
+            if mask is None or not layer.synchronized:
+                return stock(layer, x, mask)
+            return moments(layer, x, mask, stock)
+
+        vars(compute)["is_of_parallel_keras"] = True
+        keras.layers.BatchNormalization._moments = compute
+
+
+def let_distributed_variables_be_numbers():
+    """Let `float(optimizer.learning_rate)` work where the variable has copies.
+
+    KerasVariable.__float__ asks the tf.Variable inside, which converts, but not
+    with copies. tensorflow/python/distribute/values.py, 2.21.
+    """
+    from tensorflow.python.distribute import values
+
+    for name, kind in (("__float__", float), ("__int__", int)):
+        if name not in vars(values.DistributedVariable):
+
+            def convert(variable, kind=kind):
+                return kind(variable.numpy())
+
+            setattr(values.DistributedVariable, name, convert)
+
+
+class ObservingScope(keras.StatelessScope):
+    """A stateless scope that remembers what was assigned, and reads all else as it stands.
+
+    Keras asks the scope for each regularized weight and takes no for an answer only
+    from `Variable.value`. layers/layer.py, 3.15.1.
+    """
+
+    def __init__(self, state_mapping=None):
+        super().__init__(state_mapping, collect_losses=True, initialize_variables=False)
+        self.assigned = {}
+
+    def add_update(self, update):
+        variable, _ = update
+        self.assigned[id(variable)] = variable
+        super().add_update(update)
+
+    def get_current_value(self, variable):
+        return self.state_mapping.get(id(variable), variable._value)
+
+    def assigned_value(self, variable):
+        """What a variable was assigned, or None."""
+        return self.state_mapping.get(id(variable)) if id(variable) in self.assigned else None

@@ -1,0 +1,139 @@
+"""What `fit` and `compile` do: losses, metrics, building, batches."""
+
+import contextlib
+
+import keras
+
+from parallel_keras.keras_internals.layers import flatten_layers
+
+
+def flat_losses(compile_loss):
+    """The built losses as (path, loss, weight, name). compile_utils.py, 3.15.1."""
+    return list(compile_loss._flat_losses or [])
+
+
+def compile_metrics_of(model):
+    """The container of the metrics that `compile` was given, or None. trainer.py, 3.15.1."""
+    return model._compile_metrics
+
+
+def compile_loss_of(model):
+    """The container of the losses that `compile` was given, or None. trainer.py, 3.15.1."""
+    return model._compile_loss
+
+
+def clear_losses(model):
+    """Forget the losses that the last call of a model added. layer.py, 3.15.1."""
+    model._clear_losses()
+
+
+def no_gradient():
+    """A scope in which the backend records no gradients."""
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return torch.no_grad()
+    return contextlib.nullcontext()
+
+
+def compute_loss(model, x, y, y_pred, sample_weight, training):
+    """A model's loss by Keras's own rule, regularizers included. trainer.py, 3.15.1."""
+    return model._compute_loss(
+        x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+    )
+
+
+def loss_tracker(model):
+    """The metric behind the logs' "loss". trainer.py, 3.15.1."""
+    return model._loss_tracker
+
+
+def unpack(data):
+    """A batch as `(x, y, sample_weight)`, by Keras's own rule."""
+    return keras.utils.unpack_x_y_sample_weight(data)
+
+
+def symbolic_build(model, data, kind):
+    """Build what a kind of step needs, for batches like this one. trainer.py, 3.15.1.
+
+    Args:
+        model: A Keras model.
+        data: `(x, y, sample_weight)` of tensors or symbolic inputs; `(x,)` to
+            predict.
+        kind: `"train"`, `"test"` or `"predict"`.
+    """
+    if kind == "predict":
+        symbols = keras.tree.map_structure(
+            lambda leaf: None if leaf is None else keras.KerasTensor(leaf.shape, leaf.dtype), data
+        )
+        keras.src.backend.compute_output_spec(model, symbols[0], training=False)
+        return
+    optimizer = model.optimizer
+    if kind == "test":
+        # Keras would build it too; in plain evaluate it stays as it is.
+        vars(model)["optimizer"] = None
+    try:
+        model._symbolic_build(data_batch=data)
+    finally:
+        vars(model)["optimizer"] = optimizer
+
+
+def build_optimizer(model):
+    """Make an optimizer's slots for a model. trainer.py, 3.15.1."""
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def is_built(model, kind):
+    """Whether a model is built as far as a kind of step needs. trainer.py, 3.15.1."""
+    parts = list(flatten_layers(model))
+    if kind != "predict":
+        parts += [model._compile_loss, model._compile_metrics]
+    if kind == "train":
+        parts.append(model.optimizer)
+    return all(part is None or part.built for part in parts)
+
+
+def output_loss_metrics(model):
+    """The metrics of the single outputs' losses. compile_utils.py, 3.15.1."""
+    return [] if model._compile_loss is None else list(model._compile_loss.metrics)
+
+
+def is_array_adapter(adapter):
+    """Whether a fit's data are arrays. trainers/data_adapters/array_data_adapter.py, 3.15.1."""
+    return type(adapter).__name__ == "ArrayDataAdapter"
+
+
+def shuffle_of(adapter):
+    """The `shuffle=` of an array adapter. array_data_adapter.py, 3.15.1."""
+    return adapter._shuffle
+
+
+def loader_of(adapter):
+    """The DataLoader of an adapter, or None. torch_data_loader_adapter.py, 3.15.1."""
+    return getattr(adapter, "_dataloader", None)
+
+
+def wrap_batches(epoch_iterator, wrap):
+    """Have an epoch iterator's batches pass through `wrap`. trainers/epoch_iterator.py, 3.15.1."""
+    stock = epoch_iterator._get_iterator
+    epoch_iterator._get_iterator = lambda: wrap(stock())
+
+
+def stock_symbolic_build(model, *args, **kwargs):
+    """Keras's own building from a fit's iterator. trainers/trainer.py, 3.15.1."""
+    return type(model)._symbolic_build(model, *args, **kwargs)
+
+
+def batch_spec(epoch_iterator):
+    """Shapes and types of a fit's batches, or None where a rank is not known.
+
+    backend/tensorflow/trainer.py, 3.15.1. Nothing is read: a generator runs once.
+    """
+    spec = epoch_iterator._distributed_dataset.element_spec
+    leaves = keras.tree.flatten(spec)
+    if any(getattr(leaf, "shape", None) is None or leaf.shape.rank is None for leaf in leaves):
+        return None
+    return keras.tree.map_structure(
+        lambda leaf: keras.KerasTensor(tuple(leaf.shape), leaf.dtype.name), spec
+    )
