@@ -22,6 +22,7 @@ HERE = pathlib.Path(__file__).parent
 sys.path.append(str(HERE.parent / "data_parallel"))
 
 MODELS = ("mlp", "cnn", "transformer")
+BACKENDS = ("tensorflow", "torch")
 SIDES = ("laid_out", "plain")
 STEPS = {"mlp": 120, "cnn": 80, "transformer": 60}
 
@@ -58,13 +59,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few steps, one round")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--backend", choices=BACKENDS, action="append")
     parser.add_argument("--one", nargs=3, metavar=("SIDE", "MODEL", "STEPS"))
     options = parser.parse_args()
     if options.one:
         side, model, steps = options.one
         globals()[side](model, int(steps))
         return
-    for backend in ("tensorflow", "torch"):
+    for backend in options.backend or BACKENDS:
         if importlib.util.find_spec(backend) is None:
             continue
         found: dict = {}

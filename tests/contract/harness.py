@@ -125,15 +125,16 @@ def _quick(case, traced):
 
 def scenarios(functions, replicas=(1, 2, 3, 4), quick=(3,)):
     """pytest parameters `scenario, strategy` for functions of a strategy that give a record."""
+    strategies = [(f"data={n}", n in quick) for n in replicas] + [("model=2", False)]
     return [
         pytest.param(
             function,
-            f"data={n}",
-            id=f"{function.__name__}-data{n}",
-            marks=[] if n in quick else [pytest.mark.long],
+            strategy,
+            id=f"{function.__name__}-{strategy.replace('=', '')}",
+            marks=[] if is_quick else [pytest.mark.long],
         )
         for function in functions
-        for n in replicas
+        for strategy, is_quick in strategies
     ]
 
 

@@ -307,12 +307,12 @@ def _scenarios():
             strategy,
             id=f"{scenario.__name__.removeprefix('callback_')}-{strategy.replace('=', '')}",
             marks=[
-                *([pytest.mark.long] if strategy == "data=2" else []),
+                *([] if strategy == "data=3" else [pytest.mark.long]),
                 *([] if scenario.__name__ in TRACED else [LONG_WHERE_TRACED]),
             ],
         )
         for scenario in [*SCENARIOS, *OWN]
-        for strategy in ("data=2", "data=3")
+        for strategy in ("data=2", "data=3", "model=2")
     ]
 
 

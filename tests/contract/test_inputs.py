@@ -125,16 +125,16 @@ SLOW = {
 }
 
 
-def kinds(replicas=(2, 3)):
+def kinds(strategies=("data=2", "data=3", "model=2")):
     return [
         pytest.param(
             kind,
-            f"data={n}",
-            id=f"{kind.__name__}-data{n}",
-            marks=[pytest.mark.long] if n != 3 or kind in SLOW[BACKEND] else [],
+            strategy,
+            id=f"{kind.__name__}-{strategy.replace('=', '')}",
+            marks=[pytest.mark.long] if strategy != "data=3" or kind in SLOW[BACKEND] else [],
         )
         for kind in KINDS
-        for n in replicas
+        for strategy in strategies
     ]
 
 

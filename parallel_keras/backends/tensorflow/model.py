@@ -18,8 +18,8 @@ from parallel_keras.backends import laid_out
 from parallel_keras.backends.tensorflow import placing, specs
 from parallel_keras.backends.tensorflow.devices import tf_device
 
-_SCOPE = "on_device_{}"
-_IN_NAME = re.compile(r"on_device_(\d+)")
+_SCOPE = "parallel_keras_device_{}"
+_IN_NAME = re.compile(r"parallel_keras_device_(\d+)")
 _GRADIENT = "gradient_tape/"
 
 

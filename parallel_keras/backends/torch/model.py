@@ -25,6 +25,10 @@ class Lowering(laid_out.LaidOut):
         self.places = [place_of(name) for name in self.devices]
         self.several = len(set(self.places)) > 1
 
+    def _wrap(self, unit):
+        if self.several:  # the parts of one CPU are one device: nothing moves
+            super()._wrap(unit)
+
     @contextlib.contextmanager
     def computing(self, number):
         if not self.several:
