@@ -218,6 +218,7 @@ class _State:
             # Parsed first: a wrong strategy leaves the model as it was.
             chosen = self.strategy if strategy is _UNSET else parse(strategy)
             chosen.devices  # noqa: B018  raises where a device is not there
+            _lower(self.model, chosen).check()
             with self._choosing(chosen):
                 type(self.model).compile(self.model, *args, **kwargs)
             self.set_strategy(chosen)

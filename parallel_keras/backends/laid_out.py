@@ -78,14 +78,20 @@ class LaidOut(Lowering):
 
     # ---- life ----
 
+    def check(self):
+        self._assign()
+
     def chosen(self):
         self.attach()
 
+    def _assign(self):
+        self.devices = self.strategy.devices_for(placement.devices_needed(self.model))
+        default = layout.split(self.model, self.strategy, self.devices)
+        return placement.assign(self.model, self.devices, default)
+
     def attach(self):
         model = self.model
-        self.devices = self.strategy.devices_for(placement.devices_needed(model))
-        default = layout.split(model, self.strategy, self.devices)
-        assigned = placement.assign(model, self.devices, default)
+        assigned = self._assign()
         self.changed_devices()
         self.numbers, self.free, self.last = assigned.numbers, assigned.free, assigned.last
         for unit in placement.units(model):

@@ -24,6 +24,9 @@ class Lowering:
         self.model = model
         self.strategy = strategy
 
+    def check(self):
+        """Raise where the model cannot be brought under the strategy. Changes nothing."""
+
     def chosen(self):
         """Called once, when the strategy has been chosen for the model."""
 

@@ -124,7 +124,7 @@ def test_a_place_that_the_strategy_does_not_have(target, words):
     with pytest.raises(ValueError) as caught:
         model.compile("sgd", "mse", strategy=pk.ModelParallel(2))
     assert all(word in str(caught.value) for word in [*words, "Received"]), str(caught.value)
-    assert model.strategy == pk.SingleDevice()
+    assert model.strategy == pk.SingleDevice() and not model.compiled
 
 
 def test_what_cannot_be_placed():
