@@ -1,5 +1,7 @@
 """What each layer of a Keras model costs, found without running it."""
 
+import dataclasses
+
 import keras
 
 from parallel_keras import keras_internals
@@ -151,6 +153,14 @@ class _Memory:
         return moved and x.shape == y.shape and name not in ("Dense", "EinsumDense")
 
 
+def _cast_bytes(operation, tensor):
+    """The bytes of a floating-point tensor after a layer has cast it."""
+    keeps_both = isinstance(operation, (keras.layers.RNN, keras.layers.Bidirectional))
+    if keeps_both or not getattr(operation, "autocast", False):
+        return tensor.bytes
+    return tensor.size * cost_rules.itemsize(operation.compute_dtype)
+
+
 def _activations(lines, trained):
     """Bytes kept for the backward pass, per line."""
     totals = [0.0] * len(lines)
@@ -164,9 +174,10 @@ def _activations(lines, trained):
             inputs, outputs = memory.pass_through(call)
             for key, _ in outputs:
                 maker.setdefault(key, index)
-            if not trains and not any(key in live for key, _ in inputs):
+            flows = any(key in live for key, _ in inputs)
+            if not trains and not flows:
                 continue
-            live.update(key for key, _ in outputs)
+            call = dataclasses.replace(call, needs_input_gradient=flows)
             kept = cost_rules.kept(call, trains)
             totals[index] += kept.extra
             for key, tensor in inputs * kept.inputs:
@@ -174,7 +185,10 @@ def _activations(lines, trained):
                     totals[index] += tensor.bytes
                 elif key not in counted:
                     counted.add(key)
-                    totals[maker.get(key, index)] += tensor.bytes
+                    # A batch is kept in the type in which the layer computes.
+                    size = tensor.bytes if key in maker else _cast_bytes(call.operation, tensor)
+                    totals[maker.get(key, index)] += size
+            live.update(key for key, _ in outputs)
             for key, tensor in outputs * kept.outputs:
                 if key not in counted:
                     counted.add(key)

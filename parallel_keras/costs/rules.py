@@ -87,7 +87,8 @@ def _weighted(call, trains, extra=0, kernel_copies=0):
     """Dense and convolutions: the input, where the kernel is trained, and the activation's part."""
     layer = call.operation
     part = _activation(getattr(layer, "activation", None), call.outputs[0])
-    casts = layer.compute_dtype != layer.variable_dtype
+    # A cast kernel is kept for the gradient of the inputs.
+    casts = layer.compute_dtype != layer.variable_dtype and call.needs_input_gradient
     if casts or kernel_copies:  # a kernel in other than its own dtype or order is a copy
         kernels = sum(math.prod(w.shape) for w in layer.weights if len(w.shape) > 1)
         extra += kernels * itemsize(layer.compute_dtype)

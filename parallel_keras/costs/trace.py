@@ -40,6 +40,7 @@ class Call:
     operation: object
     inputs: list
     outputs: list
+    needs_input_gradient: bool = True
 
 
 @dataclasses.dataclass

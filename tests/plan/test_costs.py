@@ -61,7 +61,7 @@ def test_activations_are_what_autograd_keeps(make):
 
 
 @pytest.mark.backend("torch")
-@pytest.mark.parametrize("make", [transformer, subclassed], ids=["transformer", "subclassed"])
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
 def test_activations_in_mixed_precision(make):
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = make()
