@@ -29,10 +29,11 @@ def layer_costs(model, batch_size, input_shape=None):
     recurrent layer, queries, keys, values of an attention. Each tensor counts
     once, at the layer that made it; the batch itself at the first layer that
     keeps it. Nothing counts below the first layer that trains. The rules are
-    those of Keras on torch (`cost_rules.KEPT`). What a user's own `call`
+    those of Keras on torch (`rules.KEPT`). What a user's own `call`
     computes between its layers is not seen, and neither are the loss, the
-    gradients of activations, the workspace of kernels and, on TensorFlow,
-    what the graph optimizer recomputes or fuses.
+    casts of recurrent layers in mixed precision, the gradients of activations, the
+    workspace of kernels and, on TensorFlow, what the graph optimizer recomputes or
+    fuses.
 
     Args:
         model: Keras model, compiled or not.
