@@ -418,6 +418,18 @@ def plan(self, batch_size=32, strategy=None, devices=None, input_shape=None):
     Returns:
         A `Plan`, which prints as a table, is one in a notebook, and has
         `save(path)` for a picture.
+
+    Raises:
+        ValueError: If the shape of the inputs is not known, or `devices` is no
+            such string.
+
+    Example:
+
+    >>> import keras, parallel_keras as pk
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="head")])
+    >>> plan = pk.parallelize(model).plan(batch_size=8, strategy="model", devices="2x80GB")
+    >>> plan.devices, plan.layers[0].parameters
+    (['gpu:0', 'gpu:1'], 20)
     """
 
 
