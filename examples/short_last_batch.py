@@ -82,7 +82,8 @@ def guide(rank, folder):
             losses.append(loss.item() * len(inputs))
     if rank == 0:
         np.savez(f"{folder}/result.npz", *model.get_weights(), loss=sum(losses) / len(sampler))
-    torch.distributed.destroy_process_group()
+    # Without taking the group down: that can wait for a rank that has gone.
+    os._exit(0)
 
 
 def torch_guide():
@@ -94,8 +95,12 @@ def torch_guide():
             subprocess.Popen([sys.executable, os.path.abspath(__file__), str(rank), folder])
             for rank in (0, 1)
         ]
-        if any(rank.wait(timeout=120) for rank in ranks):
-            raise RuntimeError("a rank of the guide's loop failed")
+        try:
+            if any(rank.wait(timeout=120) for rank in ranks):
+                raise RuntimeError("a rank of the guide's loop failed")
+        finally:
+            for rank in ranks:
+                rank.kill()
         with np.load(f"{folder}/result.npz") as saved:
             weights = [saved[name] for name in saved.files if name != "loss"]
             return weights, float(saved["loss"])
