@@ -11,13 +11,14 @@ _OPERATIONS_PER_BYTE = 10
 BATCH_SIZE = 32
 
 
-def split(model, strategy, devices):
+def split(model, strategy, devices, pairs=None):
     """The numbers of the devices of a model that has no place at all.
 
     Args:
         model: A Keras model.
         strategy: A `ModelParallel`.
         devices: Tuple of device names.
+        pairs: What `costs.operations_and_costs` gives, where it is known already.
 
     Returns:
         Dict from the id of a layer or an operation to an int. Empty where the
@@ -28,12 +29,13 @@ def split(model, strategy, devices):
     )
     if len(devices) == 1 or not is_built or placement.has_places(model):
         return {}
-    pairs = costs.operations_and_costs(model, BATCH_SIZE)
-    return dict(numbered(pairs, strategy.balance, len(devices)))
+    if pairs is None:
+        pairs = costs.operations_and_costs(model, BATCH_SIZE)
+    return _numbers(pairs, strategy.balance, len(devices))
 
 
-def numbered(pairs, how, count):
-    """Pairs of a unit's id and its number.
+def _numbers(pairs, how, count):
+    """Dict from a unit's id to its number.
 
     Args:
         pairs: List of pairs of a layer or operation and its `LayerCost`, in the
@@ -41,27 +43,25 @@ def numbered(pairs, how, count):
         how: A `balance` of `ModelParallel`.
         count: Int. The number of devices.
     """
-    units: dict = {}
-    for operation, cost in pairs:
-        units.setdefault(id(operation), []).append(cost)
-    weights = [sum(_cost(cost, how) for cost in several) for several in units.values()]
+    weights: dict = {}
+    for operation, cost in pairs:  # one that is called several times has several costs
+        weights[id(operation)] = weights.get(id(operation), 0) + _cost(cost, how)
     if isinstance(how, tuple):
-        if sum(how) != len(units) or len(how) > count:
+        if sum(how) != len(weights) or len(how) > count:
             raise ValueError(
                 f"`balance` lists the number of layers on each of {count} devices, and the model "
-                f"has {len(units)} layers and operations. Received: balance={list(how)}"
+                f"has {len(weights)} layers and operations. Received: balance={list(how)}"
             )
         counts = list(how)
     else:
-        counts = balance.split(weights, min(count, len(units)))
+        counts = balance.split(list(weights.values()), min(count, len(weights)))
     numbers = [number for number, size in enumerate(counts) for _ in range(size)]
-    return zip(units, numbers, strict=True)
+    return dict(zip(weights, numbers, strict=True))
 
 
 def _cost(cost, how):
-    memory = cost.parameters + cost.gradients + cost.slots + cost.activations
     if how == "memory":
-        return memory
+        return cost.bytes
     if how == "flops":
         return cost.flops
     return max(cost.flops, _OPERATIONS_PER_BYTE * (cost.parameters + cost.activations))

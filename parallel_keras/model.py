@@ -14,7 +14,6 @@ import os
 
 import keras
 from keras import tree
-from keras.src.models.functional import Functional
 
 from parallel_keras import (
     backends,
@@ -109,13 +108,13 @@ class ParallelModel(keras.Model):
             keras_internals.inject_functional_into(
                 type(self), stop=ParallelModel, twin=_FunctionalParallelModel
             )
-            Functional.__init__(self, *args, **kwargs)
+            keras_internals.Functional.__init__(self, *args, **kwargs)
         else:
             keras.Model.__init__(self, *args, **kwargs)
         parallelize(self)
 
 
-class _FunctionalParallelModel(ParallelModel, Functional):
+class _FunctionalParallelModel(ParallelModel, keras_internals.Functional):
     """Base of a ParallelModel subclass that was called as `Cls(inputs, outputs)`.
 
     Keras would put its functional class into the bases of `ParallelModel`

@@ -12,7 +12,6 @@ import inspect
 import re
 
 import keras
-from keras.src.models.functional import Functional
 
 from parallel_keras import backends, keras_internals
 from parallel_keras import devices as device_names
@@ -255,7 +254,7 @@ def units(model):
     found = {}
     for layer in keras_internals.flatten_layers(model):
         found[id(layer)] = layer
-        if isinstance(layer, Functional):
+        if isinstance(layer, keras_internals.Functional):
             for operation in layer.operations:
                 found[id(operation)] = operation
     return list(found.values())
@@ -323,8 +322,7 @@ def device_number(target, devices):
         raise ValueError(
             f"A part of the model is placed on device number {target}, but the strategy has "
             f"{len(devices)}: {', '.join(devices)}. Give it more with `devices=`, or place the "
-            "part on a lower number"
-            f". Received: place {target}"
+            f"part on a lower number. Received: place {target}"
         )
     return len(devices) - 1 if target == -1 else target
 
@@ -386,11 +384,10 @@ class _Assigner:
 
     def container(self, layer, inherited, inputs):
         """Assign what is inside a layer; returns where its outputs are."""
-        if isinstance(layer, keras.Sequential) and layer.built and layer._functional is not None:
-            self.numbers[id(layer._functional)] = inputs
-            last = self.container(layer._functional, inherited, inputs)
-        elif isinstance(layer, Functional):
-            last = self.graph(layer, inherited, inputs)
+        graph = keras_internals.graph_of(layer)
+        if graph is not None:
+            self.numbers[id(graph)] = inputs
+            last = self.graph(graph, inherited, inputs)
         else:
             last, inside = inputs, set()
             for inner in keras_internals.direct_layers(layer):

@@ -40,9 +40,7 @@ def _replicas(model, strategy, batch_size, input_shape, names):
 
 def _laid_out(model, strategy, batch_size, input_shape, names):
     pairs = costs.operations_and_costs(model, batch_size, input_shape)
-    default: dict = {}
-    if len(names) > 1 and not placement.has_places(model):
-        default = dict(layout.numbered(pairs, strategy.balance, len(names)))
+    default = layout.split(model, strategy, names, pairs)
     assigned = placement.assign(model, tuple(names), default)
     numbers = [assigned.numbers.get(id(operation), 0) for operation, _ in pairs]
     return [cost for _, cost in pairs], numbers

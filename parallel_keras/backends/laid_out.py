@@ -11,7 +11,6 @@ import functools
 import inspect
 
 import keras
-from keras.src.models.functional import Functional
 
 from parallel_keras import keras_internals, layout, placement
 from parallel_keras.backends.lowering import Lowering, stock_function
@@ -157,7 +156,9 @@ class LaidOut(Lowering):
     def _wrap(self, unit):
         if isinstance(unit, keras.layers.InputLayer):
             return
-        if unit is not self.model and isinstance(unit, (Functional, keras.Sequential)):
+        if unit is not self.model and isinstance(
+            unit, (keras_internals.Functional, keras.Sequential)
+        ):
             return  # what is inside computes
         self._replace(unit, "call", self._call)
         if hasattr(unit, "quantized_call"):

@@ -70,7 +70,7 @@ def trace(model, batch_size, input_shape=None):
     recorder = _Recorder()
     with contextlib.ExitStack() as stack:
         recorder.watch_model(model, stack)
-        if _has_graph(model):
+        if keras_internals.graph_of(model) is not None:
             keras_internals.run_graph_symbolically(model, inputs)
         else:
             keras_internals.compute_output_spec(functools.partial(model, training=True), inputs)
@@ -80,7 +80,7 @@ def trace(model, batch_size, input_shape=None):
 def _symbolic_inputs(model, batch_size, input_shape):
     """KerasTensors of a whole batch, in the structure that the model takes."""
     shapes: object
-    known = list(model.inputs) if _has_graph(model) else []
+    known = list(model.inputs) if keras_internals.graph_of(model) is not None else []
     if input_shape is None and known:
         shapes = [tensor.shape for tensor in known]
     elif input_shape is None:
@@ -111,14 +111,6 @@ def _symbolic_inputs(model, batch_size, input_shape):
         return keras.KerasTensor((batch_size, *shape[1:]), dtype=dtype)
 
     return keras_internals.map_shapes(tensor, shapes)
-
-
-def _has_graph(model):
-    """Whether a model is a graph of operations: functional, or Sequential with known inputs."""
-    if isinstance(model, keras.Sequential):
-        # A Sequential that could not be made functional has no inputs either.
-        return model.built and bool(getattr(model, "_functional", None))
-    return isinstance(model, keras_internals.Functional)
 
 
 def tensors(structure):
@@ -218,7 +210,7 @@ class _Recorder:
         """Traces what an opened layer does, whatever shape rule it declares."""
         if not symbolic:
             return original(*args, **kwargs)
-        if _has_graph(operation):
+        if keras_internals.graph_of(operation) is not None:
             inputs = args[0] if args else kwargs["inputs"]
             return keras_internals.run_graph_symbolically(operation, inputs)
         inner: list = []

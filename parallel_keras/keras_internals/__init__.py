@@ -22,6 +22,9 @@ from parallel_keras.keras_internals.layers import (
     flatten_layers as flatten_layers,
 )
 from parallel_keras.keras_internals.layers import (
+    graph_of as graph_of,
+)
+from parallel_keras.keras_internals.layers import (
     has_bare_operations as has_bare_operations,
 )
 from parallel_keras.keras_internals.layers import (
@@ -205,7 +208,7 @@ from parallel_keras.keras_internals.tensorflow import (
     tf_variable as tf_variable,
 )
 from parallel_keras.keras_internals.training import (
-    batch_spec as batch_spec,
+    batches_of as batches_of,
 )
 from parallel_keras.keras_internals.training import (
     build_optimizer as build_optimizer,

@@ -125,12 +125,21 @@ def map_shapes(function, structure):
     return keras.tree.map_shape_structure(function, structure)
 
 
+def graph_of(layer):
+    """The functional model that a layer is, or that a Sequential runs; `None` for others.
+
+    A Sequential has one once its inputs are known. models/sequential.py, 3.15.1.
+    """
+    if isinstance(layer, keras.Sequential):
+        return layer._functional if layer.built else None
+    return layer if isinstance(layer, Functional) else None
+
+
 def run_graph_symbolically(model, inputs):
-    """Shapes through each node of a functional model or a Sequential with known inputs.
+    """Shapes through each node of a model that is a graph, as `graph_of` tells.
 
     Function.compute_output_spec would answer inputs of the shapes it was made
-    with from memory, and call no layer. ops/function.py, models/sequential.py,
-    3.15.1.
+    with from memory, and call no layer. ops/function.py, 3.15.1.
     """
-    graph = getattr(model, "_functional", None) or model
+    graph = graph_of(model)
     return graph._run_through_graph(inputs, operation_fn=lambda op: op.compute_output_spec)

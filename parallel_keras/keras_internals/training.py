@@ -4,7 +4,7 @@ import contextlib
 
 import keras
 
-from parallel_keras.keras_internals.layers import flatten_layers
+from parallel_keras.keras_internals.layers import compute_output_spec, flatten_layers
 
 
 def flat_losses(compile_loss):
@@ -66,7 +66,7 @@ def symbolic_build(model, data, kind):
         symbols = keras.tree.map_structure(
             lambda leaf: None if leaf is None else keras.KerasTensor(leaf.shape, leaf.dtype), data
         )
-        keras.src.backend.compute_output_spec(model, symbols[0], training=False)
+        compute_output_spec(model, symbols[0], training=False)
         return
     optimizer = model.optimizer
     if kind == "test":
@@ -125,15 +125,6 @@ def stock_symbolic_build(model, *args, **kwargs):
     return type(model)._symbolic_build(model, *args, **kwargs)
 
 
-def batch_spec(epoch_iterator):
-    """Shapes and types of a fit's batches, or None where a rank is not known.
-
-    backend/tensorflow/trainer.py, 3.15.1. Nothing is read: a generator runs once.
-    """
-    spec = epoch_iterator._distributed_dataset.element_spec
-    leaves = keras.tree.flatten(spec)
-    if any(getattr(leaf, "shape", None) is None or leaf.shape.rank is None for leaf in leaves):
-        return None
-    return keras.tree.map_structure(
-        lambda leaf: keras.KerasTensor(tuple(leaf.shape), leaf.dtype.name), spec
-    )
+def batches_of(epoch_iterator):
+    """The data set that a fit reads. backend/tensorflow/trainer.py, 3.15.1."""
+    return epoch_iterator._distributed_dataset

@@ -45,7 +45,7 @@ class Lowering(laid_out.LaidOut):
 
         def maybe_symbolic_build(iterator=None, data_batch=None):
             if iterator is not None:
-                data_batch = keras_internals.batch_spec(iterator)
+                data_batch = _symbols(specs.spec_of(keras_internals.batches_of(iterator)))
             if data_batch is not None and not keras_internals.is_built(model, "predict"):
                 model._symbolic_build(data_batch=data_batch)
 
@@ -92,8 +92,7 @@ class Lowering(laid_out.LaidOut):
             return
         if any(name in vars(type(self.model)) for name in (f"{kind}_step", "compute_loss")):
             return  # a step of the model's own may build in its own way
-        data = tree.map_structure(lambda s: None if s is None else specs.symbol(s), data)
-        keras_internals.symbolic_build(self.model, data, kind)
+        keras_internals.symbolic_build(self.model, _symbols(data), kind)
         self.attach()
 
     def moved(self, variables):
@@ -107,6 +106,11 @@ class Lowering(laid_out.LaidOut):
                 return stock(optimizer, gradient, variable, learning_rate)
 
         return {"update_step": update_step}
+
+
+def _symbols(data):
+    """Symbolic inputs for the specs, or the tensors, of a batch."""
+    return tree.map_structure(lambda leaf: None if leaf is None else specs.symbol(leaf), data)
 
 
 class _Places:
@@ -130,16 +134,10 @@ class _Places:
         return "" if number is None else self.names[number]
 
     def _from_names(self, operation):
-        graph, name = operation.graph, operation.name
-        while graph is not None:
+        for name in _names_around(operation):
             found = _IN_NAME.findall(name)
             if found:
                 return int(found[-1])
-            # The body of a loop or a branch is named after the operation that runs it.
-            name, graph = getattr(graph, "name", ""), getattr(graph, "outer_graph", None)
-            if graph is None:
-                found = _IN_NAME.findall(name)
-                return int(found[-1]) if found else None
         return None
 
     def _from_forward(self, name):
@@ -151,6 +149,16 @@ class _Places:
         # Where its inputs meet: the work moves on, not back.
         numbers = [self._numbers.get(placing.device_of(x)) for x in operation.inputs]
         return max((n for n in numbers if n is not None), default=None)
+
+
+def _names_around(operation):
+    """An operation's name, and those of the graphs that it is in, from the inside out."""
+    yield operation.name
+    graph = operation.graph
+    while graph is not None:
+        # The body of a loop or a branch is named after the operation that runs it.
+        yield getattr(graph, "name", "")
+        graph = getattr(graph, "outer_graph", None)
 
 
 def _scope(name):

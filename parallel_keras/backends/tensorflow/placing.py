@@ -1,6 +1,7 @@
 """Devices of operations and variables in TensorFlow's graphs."""
 
 import contextlib
+import functools
 
 import tensorflow as tf
 
@@ -37,21 +38,32 @@ def move(variable, device):
     wanted = "/device:" + device.strip("/") if device else _default()
     if old.device.endswith(wanted):
         return False
-    with tf.init_scope(), tf.device(device or _default()):
-        variable._value = tf.Variable(
-            tf.identity(old),
-            dtype=old.dtype,
-            trainable=variable.trainable,
-            name=variable.name,
-            aggregation=keras_internals.tf_aggregation(variable),
-            synchronization=keras_internals.tf_synchronization(variable),
-        )
     with tf.init_scope():
+        value = tf.convert_to_tensor(old)
+        with tf.device(device or _default()):
+            variable._value = made_anew(variable, value)
         # A function that was traced with it would go on with the old numbers, and keep
         # their memory. Now it finds none, and fails.
         empty = tf.zeros([0], old.dtype)
         tf.raw_ops.AssignVariableOp(resource=old.handle, value=empty, validate_shape=False)
     return True
+
+
+def made_anew(variable, value):
+    """A new `tf.Variable` for a Keras variable, in the scopes that are open.
+
+    Args:
+        variable: A Keras variable.
+        value: Tensor, its value: read before, since a scope may not read what another made.
+    """
+    return tf.Variable(
+        value,
+        dtype=value.dtype,
+        trainable=variable.trainable,
+        name=variable.name,
+        aggregation=keras_internals.tf_aggregation(variable),
+        synchronization=keras_internals.tf_synchronization(variable),
+    )
 
 
 def tell(variables):
@@ -64,13 +76,14 @@ def tell(variables):
     for optimizer in optimizers:
         keras_internals.index_trainables(optimizer)
     for model in models:
+        state = vars(model).get("_parallel_keras")
+        make = functools.partial(stock_function, model)
+        if state is not None:
+            make = state.lowering.make_function
         for kind in KINDS:
             if getattr(model, f"{kind}_function") is not None:
                 # Made now, and traced when it is called: its fit may be running.
-                state = vars(model).get("_parallel_keras")
-                make = stock_function if state is None else state.lowering.make_function
-                arguments = (kind,) if state is not None else (model, kind)
-                setattr(model, f"{kind}_function", make(*arguments))
+                setattr(model, f"{kind}_function", make(kind))
 
 
 def _default():

@@ -21,32 +21,13 @@ def move(model, strategy):
         strategy: A `tf.distribute.MirroredStrategy`, or `None` for plain
             variables on the default device.
     """
-    moved = [v for v in _variables(model) if v._value is not None and _home(v) is not strategy]
+    moved = [v for v in keras_internals.every_variable(model) if _home(v) is not strategy]
     for variable in moved:
         _move_variable(variable, strategy)
     if moved:
         placing.tell(moved)
-    for optimizer in _optimizers(model):
+    for optimizer in keras_internals.every_optimizer(model):
         keras_internals.set_optimizer_strategy(optimizer, strategy or tf.distribute.get_strategy())
-
-
-def _variables(model):
-    found = list(model.variables)
-    found += [v for metric in model.metrics for v in metric.variables]
-    for optimizer in _optimizers(model):
-        found += keras_internals.optimizer_variables(optimizer)
-        found += keras_internals.untracked_variables(optimizer)
-    return list({id(v): v for v in found}.values())
-
-
-def _optimizers(model):
-    """The optimizer, and those that it wraps; inner ones first."""
-    if not model.compiled or model.optimizer is None:
-        return []
-    found = [model.optimizer]
-    for optimizer in found:  # grows while it is read
-        found += keras_internals.inner_optimizers(optimizer)
-    return found[::-1]
 
 
 def _home(variable):
@@ -55,20 +36,12 @@ def _home(variable):
 
 
 def _move_variable(variable, strategy):
-    old = variable._value
-    value = tf.convert_to_tensor(old)
-    arguments = {
-        "dtype": old.dtype,
-        "trainable": variable.trainable,
-        "name": variable.name,
-        "aggregation": variable._map_aggregation(variable.aggregation),
-        "synchronization": variable._map_synchronization(variable.synchronization),
-    }
+    value = tf.convert_to_tensor(variable._value)
     if strategy is None:
-        variable._value = tf.Variable(value, **arguments)
+        variable._value = placing.made_anew(variable, value)
         return
     with strategy.scope():
-        variable._value = tf.Variable(value, **arguments)
+        variable._value = placing.made_anew(variable, value)
     if variable.synchronization == "on_read" and variable.aggregation == "sum":
         # The state is the sum over the replicas: the first one holds all of it.
         for component in strategy.experimental_local_results(variable._value)[1:]:
