@@ -19,6 +19,7 @@ from parallel_keras.placement import host, place, place_layers  # noqa: E402
 from parallel_keras.strategies import (  # noqa: E402
     DataParallel,
     ModelParallel,
+    PipelineParallel,
     SingleDevice,
     Strategy,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "DataParallel",
     "ModelParallel",
     "ParallelModel",
+    "PipelineParallel",
     "SingleDevice",
     "Strategy",
     "UnsupportedError",

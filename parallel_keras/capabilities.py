@@ -7,7 +7,7 @@ each strategy and backend it either runs exactly, or is refused with a sentence.
 
 from parallel_keras.errors import UnsupportedError
 
-STRATEGIES = ("single", "data", "model")
+STRATEGIES = ("single", "data", "model", "pipeline")
 BACKENDS = ("tensorflow", "torch")
 
 RUNS = None  # the entry of what is exact
@@ -37,7 +37,16 @@ def _data(reason, backends=BACKENDS):
     return {("data", backend): reason for backend in backends}
 
 
-_STEP = "its gradients, logs and variables would not be combined over the replicas"
+def _pipeline(reason, backends=BACKENDS):
+    return {("pipeline", backend): reason for backend in backends}
+
+
+def _spread(reason, backends=BACKENDS):
+    """Refused wherever a batch is cut: over replicas or into micro-batches."""
+    return {**_data(reason, backends), **_pipeline(reason, backends)}
+
+
+_STEP = "its gradients, logs and variables would not be combined over the parts of a batch"
 _USE_STOCK = (
     "Leave {name} to Keras and express it as a loss, a metric or `add_loss`, or train "
     "this model with strategy=None."
@@ -45,30 +54,30 @@ _USE_STOCK = (
 
 FEATURES = {
     "train_step": Feature(
-        "a model's own `train_step`", _USE_STOCK.format(name="`train_step`"), _data(_STEP)
+        "a model's own `train_step`", _USE_STOCK.format(name="`train_step`"), _spread(_STEP)
     ),
     "test_step": Feature(
-        "a model's own `test_step`", _USE_STOCK.format(name="`test_step`"), _data(_STEP)
+        "a model's own `test_step`", _USE_STOCK.format(name="`test_step`"), _spread(_STEP)
     ),
     "predict_step": Feature(
         "a model's own `predict_step`",
         _USE_STOCK.format(name="`predict_step`"),
-        _data("its rows would not be put together in order"),
+        _spread("its rows would not be put together in order"),
     ),
     "compute_loss": Feature(
         "a model's own `compute_loss`",
         _USE_STOCK.format(name="`compute_loss`"),
-        _data("how it adds up over the rows is not known"),
+        _spread("how it adds up over the rows is not known"),
     ),
     "compute_metrics": Feature(
         "a model's own `compute_metrics`",
         _USE_STOCK.format(name="`compute_metrics`"),
-        _data("how its values add up over the rows is not known"),
+        _spread("how its values add up over the rows is not known"),
     ),
     "own_train_function": Feature(
         "a model's own `make_train_function`, `make_test_function` or `make_predict_function`",
         _USE_STOCK.format(name="the makers of step functions"),
-        _data("the strategy makes these functions"),
+        _spread("the strategy makes these functions"),
     ),
     "loss_sum": Feature(
         "a loss with reduction='sum'",
@@ -83,7 +92,7 @@ FEATURES = {
     "loss_none": Feature(
         "a loss with reduction='none'",
         "Use reduction='sum_over_batch_size' (Keras's default).",
-        _data("it leaves a vector of unknown weight"),
+        _spread("it leaves a vector of unknown weight"),
     ),
     "masked_loss": Feature(
         "a masked output (a loss that averages over unmasked steps only)",
@@ -94,9 +103,9 @@ FEATURES = {
     "batch_loss": Feature(
         "a loss or `add_loss` that is not a mean over the rows of the batch",
         "Return one value per row, or the mean over the rows.",
-        _data(
+        _spread(
             "on the first batch its value on all rows differed from the combination of its "
-            "values on the replicas' rows"
+            "values on parts of the rows"
         ),
     ),
     "batch_metric": Feature(
@@ -105,22 +114,22 @@ FEATURES = {
         "state what the rows contribute.",
         _data(
             "on the first batch its state after all rows differed from the combination of "
-            "its states after the replicas' rows"
+            "its states after parts of the rows"
         ),
     ),
     "batch_state": Feature(
         "a layer of your own whose state is not an average over the rows of the batch",
         "Keep state that is a mean over the rows, or none.",
-        _data(
+        _spread(
             "on the first batch its state after all rows differed from the combination of "
-            "its states after the replicas' rows"
+            "its states after parts of the rows"
         ),
     ),
     "batch_output": Feature(
         "a layer or an operation that mixes the rows of the batch",
         "Compute each row's output from that row alone.",
-        _data(
-            "on the first batch its outputs for all rows differed from those for the replicas' rows"
+        _spread(
+            "on the first batch its outputs for all rows differed from those for parts of the rows"
         ),
     ),
     "steps_per_execution": Feature(
@@ -130,6 +139,7 @@ FEATURES = {
             **_data("batch logs and callbacks would be skipped on some replicas"),
             ("single", "torch"): "Keras's torch backend does not support it",
             ("model", "torch"): "Keras's torch backend does not support it",
+            **_pipeline("batch logs and callbacks would be skipped for some batches"),
         },
     ),
     "jit_compile": Feature(
@@ -140,21 +150,24 @@ FEATURES = {
             ("data", "torch"): "a compiled step cannot take part in the all-reduce",
             ("model", "tensorflow"): "XLA compiles for one device",
             ("model", "torch"): "a compiled step does not move from device to device",
+            ("pipeline", "tensorflow"): "XLA compiles for one device",
+            ("pipeline", "torch"): "a compiled step does not go from process to process",
         },
     ),
     "run_eagerly": Feature(
         "`run_eagerly=True`",
         "Leave `run_eagerly` at False, or debug with strategy=None.",
+        _pipeline("stages overlap in the graph of a step", ("tensorflow",)),
     ),
     "overwrite_with_gradient": Feature(
         "weights that are overwritten with their gradient (float8 training)",
         "Train in float32, bfloat16 or float16.",
-        _data("the maxima of the replicas are not combined"),
+        _spread("the maxima of the parts of a batch are not combined"),
     ),
     "torch_module": Feature(
         "a `torch.nn.Module` as a layer",
         "Build the layer from Keras layers and `keras.ops`.",
-        _data("its buffers would drift apart on the replicas", ("torch",)),
+        {**_data("its buffers would drift apart on the replicas", ("torch",)), **_pipeline("its buffers would move with each micro-batch", ("torch",))},
     ),
     "raw_variable": Feature(
         "a raw `tf.Variable` in a layer",
@@ -164,25 +177,44 @@ FEATURES = {
     "ragged": Feature(
         "ragged or sparse tensors in a batch",
         "Pad to dense tensors.",
-        _data("their rows cannot be sliced yet", ("tensorflow",)),
+        _spread("their rows cannot be sliced yet", ("tensorflow",)),
     ),
     "row_shape": Feature(
         "a batch whose arrays have different numbers of rows",
         "Give every input, target and weight the batch as its first dimension.",
-        _data("it cannot be cut into the rows of the replicas"),
+        _spread("it cannot be cut into parts of its rows"),
     ),
     "row_output": Feature(
         "an output without one entry per row",
         "Let every output of the model have the batch as its first dimension.",
-        _data("the replicas' outputs cannot be put together in order"),
+        _spread("the outputs of the parts of a batch cannot be put together in order"),
     ),
     "synchronized_batch_norm": Feature(
         "`BatchNormalization(synchronized=True)`",
         "Use synchronized=False.",
         {
-            (strategy, "torch"): "Keras refuses to make the layer on this backend"
-            for strategy in STRATEGIES
+            **{
+                (strategy, "torch"): "Keras refuses to make the layer on this backend"
+                for strategy in STRATEGIES
+            },
+            ("pipeline", "tensorflow"): "a micro-batch cannot wait for those that follow it",
         },
+    ),
+    "batch_renorm": Feature(
+        "`BatchNormalization(renorm=True)`",
+        "Use renorm=False.",
+        _pipeline("its state would move with each micro-batch"),
+    ),
+    "layer_metric": Feature(
+        "a metric inside a layer",
+        "Pass it to `compile(metrics=...)`, or track the value as an output.",
+        _pipeline("its state would move with each micro-batch, on one stage"),
+    ),
+    "untraceable_call": Feature(
+        "a `call` that cannot be traced with symbolic inputs",
+        "Let `call` use layers and `keras.ops` on its inputs only, put weights and random draws "
+        "into layers of their own, or use strategy='model'.",
+        _pipeline("where it can be cut is read off the graph of its layers"),
     ),
 }
 

@@ -6,6 +6,7 @@ and what exactly was met.
 
 import inspect
 
+import keras
 from keras import tree
 
 from parallel_keras import keras_internals
@@ -69,10 +70,24 @@ def user_losses(model):
     return [loss for loss in tree.flatten(model.loss) if loss is not None]
 
 
+def adds_up_by_rows(model):
+    """Whether the compiled loss of a batch is known to be the mean of its rows' losses."""
+    known = ("sum_over_batch_size", "mean")
+    return all(
+        getattr(loss, "reduction", known[0]) in known
+        and getattr(loss, "ignore_class", None) is None
+        for loss in user_losses(model)
+    )
+
+
 def _of_layer(layer):
     kinds = {base.__name__ for base in type(layer).__mro__}
     if "TorchModuleWrapper" in kinds:
         yield "torch_module", f"layer {layer.name} ({type(layer).__name__})"
+    if isinstance(layer, keras.layers.BatchNormalization) and layer.renorm:
+        yield "batch_renorm", f"layer {layer.name}"
+    if not isinstance(layer, keras.Model) and keras_internals.own_metrics(layer):
+        yield "layer_metric", f"layer {layer.name} ({type(layer).__name__})"
     for attribute, value in vars(layer).items():
         if keras_internals.is_raw_tf_variable(value):
             yield "raw_variable", f"layer {layer.name}, attribute {attribute}"

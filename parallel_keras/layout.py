@@ -45,7 +45,7 @@ def _numbers(pairs, how, count):
     """
     weights: dict = {}
     for operation, cost in pairs:  # one that is called several times has several costs
-        weights[id(operation)] = weights.get(id(operation), 0) + _cost(cost, how)
+        weights[id(operation)] = weights.get(id(operation), 0) + cost_of(cost, how)
     if isinstance(how, tuple):
         if sum(how) != len(weights) or len(how) > count:
             raise ValueError(
@@ -59,7 +59,8 @@ def _numbers(pairs, how, count):
     return dict(zip(weights, numbers, strict=True))
 
 
-def _cost(cost, how):
+def cost_of(cost, how):
+    """A layer's cost, by a `balance` that is a name."""
     if how == "memory":
         return cost.bytes
     if how == "flops":

@@ -439,7 +439,9 @@ def _lower(model, strategy):
         # A place that is out of range is an error on one device, too.
         needed = placement.devices_needed(model)
         placement.assign(model, strategy.devices_for(needed))
-    if strategy.devices == (backends.current().devices.available()[0],):
+    if strategy.devices_for(placement.devices_needed(model)) == (
+        backends.current().devices.available()[0],
+    ):
         # One replica on the default device is plain Keras.
         return SingleLowering(model, strategy)
     return backends.room(strategy.lowering).Lowering(model, strategy)

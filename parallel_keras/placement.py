@@ -217,6 +217,14 @@ def own_place(operation):
     return vars(operation).get(_TARGET)
 
 
+def inner_places(operation):
+    """The targets that are marked on the layers inside a layer, as a set."""
+    if not isinstance(operation, keras.Layer):
+        return set()
+    inner = keras_internals.flatten_layers(operation, include_self=False)
+    return {own_place(layer) for layer in inner} - {None}
+
+
 def current_block():
     """The target of the innermost `with` block, or `None`."""
     return _blocks.get()[-1] if _blocks.get() else None

@@ -1,6 +1,9 @@
 """From a model and a strategy to the plan of what lies where."""
 
-from parallel_keras import batch, costs, layout, placement
+import dataclasses
+
+from parallel_keras import batch, costs, layout, placement, schedule
+from parallel_keras.backends import staged
 from parallel_keras.plan import Plan, parse_devices
 
 
@@ -46,4 +49,23 @@ def _laid_out(model, strategy, batch_size, input_shape, names):
     return [cost for _, cost in pairs], numbers
 
 
-_LINES = {"single": _on_one, "data": _replicas, "model": _laid_out}
+def _staged(model, strategy, batch_size, input_shape, names):
+    """Of the activations, those of the micro-batches that are alive at the same time."""
+    count = strategy.microbatches_of(batch_size, len(names))
+    pairs = costs.operations_and_costs(model, batch_size, input_shape)
+    rows = batch.row_counts(batch_size, count)[0]
+    of_part = costs.layer_costs(model, rows, input_shape)
+    inputs = costs.symbolic_inputs(model, rows, input_shape)
+    numbers = staged.numbers_of_operations(
+        model, strategy, len(names), inputs, [operation for operation, _ in pairs]
+    )
+    orders = schedule.order(strategy.schedule, max(numbers) + 1, count)
+    alive = [schedule.alive(order) for order in orders]
+    lines = [
+        dataclasses.replace(cost, activations=part.activations * alive[number])
+        for (_, cost), part, number in zip(pairs, of_part, numbers, strict=True)
+    ]
+    return lines, numbers
+
+
+_LINES = {"single": _on_one, "data": _replicas, "model": _laid_out, "pipeline": _staged}

@@ -11,7 +11,9 @@ from parallel_keras.costs.flops import flops
 from parallel_keras.costs.slots import slot_bytes, variable_bytes
 from parallel_keras.plan import LayerCost
 
-__all__ = ["LayerCost", "layer_costs"]
+symbolic_inputs = cost_trace.symbolic_inputs
+
+__all__ = ["LayerCost", "layer_costs", "operations_and_costs", "symbolic_inputs"]
 
 
 def layer_costs(model, batch_size, input_shape=None):

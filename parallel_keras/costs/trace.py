@@ -64,7 +64,7 @@ def trace(model, batch_size, input_shape=None):
     Returns:
         A list of `Line`.
     """
-    inputs = _symbolic_inputs(model, batch_size, input_shape)
+    inputs = symbolic_inputs(model, batch_size, input_shape)
     if not all(layer.built for layer in keras_internals.flatten_layers(model)):
         keras_internals.compute_output_spec(functools.partial(model, training=True), inputs)
     recorder = _Recorder()
@@ -77,7 +77,7 @@ def trace(model, batch_size, input_shape=None):
     return recorder.lines
 
 
-def _symbolic_inputs(model, batch_size, input_shape):
+def symbolic_inputs(model, batch_size, input_shape):
     """KerasTensors of a whole batch, in the structure that the model takes."""
     shapes: object
     known = list(model.inputs) if keras_internals.graph_of(model) is not None else []

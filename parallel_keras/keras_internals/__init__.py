@@ -9,6 +9,21 @@ from keras.src.saving.keras_saveable import KerasSaveable as KerasSaveable
 from keras.src.utils.backend_utils import DynamicBackend as DynamicBackend
 from keras.src.utils.tracking import Tracker as Tracker
 
+from parallel_keras.keras_internals.graphs import (
+    Call as Call,
+)
+from parallel_keras.keras_internals.graphs import (
+    Graph as Graph,
+)
+from parallel_keras.keras_internals.graphs import (
+    calling as calling,
+)
+from parallel_keras.keras_internals.graphs import (
+    graph_of_model as graph_of_model,
+)
+from parallel_keras.keras_internals.graphs import (
+    take_losses as take_losses,
+)
 from parallel_keras.keras_internals.layers import (
     call_has_training as call_has_training,
 )
@@ -41,6 +56,9 @@ from parallel_keras.keras_internals.layers import (
 )
 from parallel_keras.keras_internals.layers import (
     nodes_in_order as nodes_in_order,
+)
+from parallel_keras.keras_internals.layers import (
+    own_metrics as own_metrics,
 )
 from parallel_keras.keras_internals.layers import (
     own_state as own_state,

@@ -100,6 +100,11 @@ def own_variables(layer):
     return [*layer._trainable_variables, *layer._non_trainable_variables, *seeds]
 
 
+def own_metrics(layer):
+    """The metrics that a layer itself holds. layer.py, 3.15.1."""
+    return list(layer._metrics)
+
+
 def seed_generators(layer):
     """A layer's own seed generators. layer.py, 3.15.1."""
     return list(layer._seed_generators)

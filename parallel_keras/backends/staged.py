@@ -1,0 +1,259 @@
+"""A model as the stages of a pipeline: where it is cut, and how a stage computes."""
+
+import collections
+import inspect
+
+import keras
+from keras import tree
+
+from parallel_keras import backends, balance, capabilities, costs, keras_internals, layout
+from parallel_keras import placement, stages
+from parallel_keras.errors import UnsupportedError
+
+
+class Staged:
+    """A model cut into stages.
+
+    Args:
+        model: A built Keras model.
+        strategy: A `PipelineParallel`.
+        count: Int. The number of stages.
+        inputs: Symbolic inputs in the structure that the model takes.
+        training: Bool. What a model's own `call` is traced with.
+        like: Another `Staged` of the same model, for the other value of `training`: a
+            layer is on the same stage in both.
+
+    Attributes:
+        graph: The model's `keras_internals.Graph`.
+        numbers: List of ints: the stage of each call.
+        stages: List of `ComputedStage`.
+    """
+
+    def __init__(self, model, strategy, count, inputs, training, like=None):
+        self.graph = _graph(model, strategy, inputs, training)
+        if like is None:
+            self.numbers = numbers_of(model, strategy, count, self.graph.calls)
+        else:
+            self.numbers = _numbers_like(like, self.graph.calls)
+        parts = stages.cut(
+            self.graph.calls, self.numbers, self.graph.inputs, self.graph.outputs, self.graph.losses
+        )
+        owners: dict = {}
+        self.stages = [ComputedStage(model, part, owners, training) for part in parts]
+        self.stages[0].own_the_rest(model, owners)
+
+    def standardize(self, x):
+        """The values of the batch, by their numbers."""
+        return dict(zip(self.graph.inputs, self.graph.standardize(x), strict=True))
+
+    def pack(self, values):
+        """What the model returns, from the values of its outputs."""
+        return self.graph.pack([values[number] for number in self.graph.outputs])
+
+
+class ComputedStage:
+    """One stage, and the layers and variables in it.
+
+    Attributes:
+        part: A `stages.Stage`.
+        variables: List of the Keras variables that live here: each lives with the
+            first stage that uses it.
+        borrowed: List of those that it uses and an earlier stage owns.
+        layers: List of the layers that compute here, nested ones too.
+    """
+
+    def __init__(self, model, part, owners, training):
+        self.model = model
+        self.part = part
+        self.number = part.number
+        self.training = training
+        operations = {id(call.operation): call.operation for call in part.calls if not call.enters}
+        found: dict = {}
+        for operation in operations.values():
+            if isinstance(operation, keras.Layer):
+                for layer in keras_internals.flatten_layers(operation):
+                    found[id(layer)] = layer
+        self.layers = list(found.values())
+        used = [v for x in self.layers for v in keras_internals.own_variables(x)]
+        used += [v for call in part.calls for v in call.variables]
+        used = list({id(v): v for v in used}.values())
+        self.variables = [v for v in used if owners.setdefault(id(v), self.number) == self.number]
+        self.borrowed = [v for v in used if owners[id(v)] != self.number]
+
+    def own_the_rest(self, model, owners):
+        """Take over the variables that no call uses."""
+        self.variables += [v for v in model.variables if id(v) not in owners]
+
+    @property
+    def used(self):
+        """All variables that it computes with."""
+        return [*self.variables, *self.borrowed]
+
+    def forward(self, values):
+        """Compute on the values that the stage takes, and put in those that it makes.
+
+        Args:
+            values: Dict from the number of a value to a tensor.
+
+        Returns:
+            A list of scalars: what the layers added to the loss, as means over these rows.
+        """
+        with keras_internals.calling(self.model, self.training):
+            for call in self.part.calls:
+                call(values, self.training)
+            added = keras_internals.take_losses(self.layers)
+        added += [values[number] for number in self.part.adds]
+        return [keras.ops.sum(loss) for loss in added]
+
+    def regularization(self):
+        """A list of scalars: the regularizers of the trainable variables that live here."""
+        return [
+            keras.ops.sum(v.regularizer(v))
+            for v in self.variables
+            if v.trainable and getattr(v, "regularizer", None) is not None
+        ]
+
+
+# ---- where the model is cut ----------------------------------------------------------
+
+
+def numbers_of(model, strategy, count, calls):
+    """The stage of each call of a model, by places, split points or cost."""
+    if strategy.split_points is not None:
+        return stages.by_split_points([_names(call) for call in calls], strategy.split_points)
+    if placement.has_places(model):
+        uses = collections.Counter(id(call.operation) for call in calls)
+        numbers = stages.by_places(
+            calls,
+            [_target(model, call, count) for call in calls],
+            lambda call: uses[id(call.operation)] > 1,
+            lambda call: call.operation.name,
+        )
+        return numbers
+    return stages.by_counts(_counts(model, strategy, count, calls))
+
+
+def numbers_of_operations(model, strategy, count, inputs, operations):
+    """The stage of each layer or operation in a list of them, in the order in which they run.
+
+    One that is never called is on the first stage.
+    """
+    calls = _graph(model, strategy, inputs, training=True).calls
+    waiting: dict = {}
+    for call, number in zip(calls, numbers_of(model, strategy, count, calls), strict=True):
+        waiting.setdefault(id(call.operation), []).append(number)
+    return [_next(waiting.get(id(operation))) for operation in operations]
+
+
+def _next(waiting):
+    """The next entry of a list, whose last one stays."""
+    if not waiting:
+        return 0
+    return waiting.pop(0) if len(waiting) > 1 else waiting[0]
+
+
+def _numbers_like(other, calls):
+    """The stage of each call, with each layer where it is in another graph of the model."""
+    operations = [id(call.operation) for call in calls]
+    if operations == [id(call.operation) for call in other.graph.calls]:
+        return other.numbers
+    known = dict(
+        zip(reversed([id(c.operation) for c in other.graph.calls]), reversed(other.numbers))
+    )
+    targets = [known.get(operation) for operation in operations]
+    return stages.by_places(calls, targets, lambda call: True, lambda call: call.operation.name)
+
+
+def _counts(model, strategy, count, calls):
+    """The number of calls of each stage: of even cost, or as `balance` lists them."""
+    if isinstance(strategy.balance, tuple):
+        # What only enters a nested model goes with what comes next.
+        listed = iter(stages.by_counts(strategy.balance))
+        total = sum(not call.enters for call in calls)
+        if sum(strategy.balance) != total:
+            raise ValueError(
+                f"`balance` lists the number of layers on each stage, and the model has {total} "
+                f"layers and operations. Received: balance={list(strategy.balance)}"
+            )
+        counts, waiting, number = [0] * len(strategy.balance), 0, 0
+        for call in calls:
+            waiting += 1
+            if not call.enters:
+                number = next(listed)
+                counts[number] += waiting
+                waiting = 0
+        counts[number] += waiting
+        return counts
+    weights: dict = {}
+    for operation, cost in costs.operations_and_costs(model, layout.BATCH_SIZE):
+        weights.setdefault(id(operation), []).append(layout.cost_of(cost, strategy.balance))
+    listed_costs = [0 if c.enters else _next(weights.get(id(c.operation))) for c in calls]
+    if count > len(calls):
+        raise ValueError(
+            f"A model of {len(calls)} layers and operations cannot be cut into {count} stages. "
+            f"Received: stages={count}"
+        )
+    return balance.split(listed_costs, count)
+
+
+def _target(model, call, count):
+    """The stage that a call is placed on, or `None`."""
+    inside = placement.inner_places(call.operation) if not call.enters else set()
+    for unit in (call.operation, *reversed(call.inside)):
+        target = placement.own_place(unit)
+        if target is not None:
+            break
+    else:
+        if len(inside) > 1:
+            raise ValueError(
+                f"The layers inside {call.operation.name!r} are placed on several stages, and a "
+                "pipeline is cut between the layers of a functional model, a Sequential, or "
+                "those that a model's `call` calls. Place it as a whole, or make it a "
+                f"functional model. Received: places {sorted(inside, key=str)}"
+            )
+        target = inside.pop() if inside else None
+    if isinstance(target, str):
+        raise ValueError(
+            "Under strategy='pipeline' a place is the number of a stage, not a device: write "
+            "pk.place(0), and name the devices of the stages with "
+            f"pk.PipelineParallel(devices=[...]). Received: place {target!r}"
+        )
+    if target is not None and target >= count:
+        raise ValueError(
+            f"{call.operation.name} is placed on stage {target}, and the strategy has {count} "
+            f"stages. Give it more, or place the layer on a lower one. Received: place {target}"
+        )
+    return count - 1 if target == -1 else target
+
+
+def _names(call):
+    """The names by which a split point may mean a call: its layer's or a nested model's."""
+    names = [unit.name for unit in (call.operation, *call.inside[1:])]
+    path = "/".join(unit.name for unit in (*call.inside[1:], call.operation))
+    return tuple(dict.fromkeys([path, getattr(call.operation, "path", None) or path, *names]))
+
+
+def _graph(model, strategy, inputs, training):
+    try:
+        graph = keras_internals.graph_of_model(model, inputs, training)
+    except UnsupportedError:
+        raise
+    except Exception as error:
+        capabilities.check(
+            "untraceable_call",
+            strategy,
+            backends.name(),
+            f"{type(model).__name__}.call, which raised {type(error).__name__}: {error}",
+        )
+        raise
+    for call in graph.calls:
+        # A weight that was read, or a random draw, would stay what it was when it was traced.
+        if call.tensors and not call.passes_training:
+            capabilities.check(
+                "untraceable_call",
+                strategy,
+                backends.name(),
+                f"{call.operation.name} in {type(model).__name__}.call, which is given a tensor "
+                "that does not come from the inputs, such as a weight's value or a random draw",
+            )
+    return graph

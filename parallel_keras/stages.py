@@ -1,0 +1,176 @@
+"""A model's calls cut into the stages of a pipeline, and what passes between them.
+
+Pure: a call is anything with `inputs` and `outputs`, tuples of the numbers of values.
+The calls are in an order in which each comes after those that it needs. A stage may
+take what any earlier one has made: a skip connection passes stages by.
+"""
+
+import dataclasses
+import difflib
+
+BATCH = -1  # where a model's inputs come from
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One stage.
+
+    Attributes:
+        number: Int, from 0 up.
+        calls: Tuple of the calls that it computes, in order.
+        takes: Dict from the number of a value that it needs from outside to the
+            number of the stage that makes it, `BATCH` for the model's inputs.
+        gives: Dict from the number of a value that it makes to a tuple of the numbers
+            of the stages that take it.
+        adds: Tuple of the numbers of the values that it adds to the loss.
+    """
+
+    number: int
+    calls: tuple
+    takes: dict
+    gives: dict
+    adds: tuple
+
+
+def cut(calls, numbers, inputs, outputs, losses=()):
+    """The stages of a model.
+
+    Args:
+        calls: List of calls.
+        numbers: List of ints: the stage of each call.
+        inputs, outputs, losses: Tuples of the numbers of values: what the model is
+            given, what it returns, what it adds to the loss.
+
+    Returns:
+        A list of `Stage`. The last one takes all outputs of the model, wherever they
+        are made: the loss is there.
+
+    Raises:
+        ValueError: If a stage has no call, or a call needs what a later stage makes.
+
+    Example:
+
+    >>> import collections
+    >>> Call = collections.namedtuple("Call", "inputs outputs")
+    >>> calls = [Call((0,), (1,)), Call((1,), (2,)), Call((1, 2), (3,))]
+    >>> first, last = cut(calls, [0, 0, 1], inputs=(0,), outputs=(3,))
+    >>> first.gives, last.takes
+    ({1: (1,), 2: (1,)}, {1: 0, 2: 0})
+    """
+    count = max(numbers, default=0) + 1
+    empty = sorted(set(range(count)) - set(numbers))
+    if empty:
+        raise ValueError(
+            f"Stage {empty[0]} of {count} has nothing to compute: place a layer on it, or leave "
+            f"the number out. Received: stages {sorted(set(numbers))}"
+        )
+    source = dict.fromkeys(inputs, BATCH)
+    takes: list = [{} for _ in range(count)]
+    for call, number in zip(calls, numbers, strict=True):
+        for value in call.inputs:
+            if source[value] > number:
+                raise ValueError(
+                    f"A pipeline goes forward only. Received: a call on stage {number} that needs "
+                    f"what stage {source[value]} makes"
+                )
+            if source[value] < number:
+                takes[number][value] = source[value]
+        source.update(dict.fromkeys(call.outputs, number))
+    for value in outputs:
+        if source[value] < count - 1:
+            takes[-1][value] = source[value]
+    gives: list = [{} for _ in range(count)]
+    for number, wanted in enumerate(takes):
+        for value, maker in wanted.items():
+            if maker != BATCH:
+                gives[maker][value] = (*gives[maker].get(value, ()), number)
+    return [
+        Stage(
+            number,
+            tuple(c for c, n in zip(calls, numbers, strict=True) if n == number),
+            takes[number],
+            gives[number],
+            tuple(value for value in losses if source[value] == number),
+        )
+        for number in range(count)
+    ]
+
+
+def by_places(calls, targets, is_shared, name):
+    """The stage of each call of a model with places.
+
+    A call without a place is where what it takes is made; one of a layer that is called
+    several times moves on where what it takes is made later.
+
+    Args:
+        calls: List of calls.
+        targets: List of ints or `None`: the place of each call.
+        is_shared: Function of a call: whether its layer is called several times.
+        name: Function of a call: its layer's name, for messages.
+
+    Returns:
+        A list of ints.
+
+    Raises:
+        ValueError: If a place would make the pipeline go back.
+    """
+    source: dict = {}
+    numbers = []
+    for call, target in zip(calls, targets, strict=True):
+        made = max((source.get(value, 0) for value in call.inputs), default=0)
+        number = made if target is None else target
+        if number < made:
+            if not is_shared(call):
+                raise ValueError(
+                    f"A pipeline goes forward only: {name(call)} is placed on stage {number} and "
+                    f"takes what stage {made} makes. Place it on stage {made} or later, or use "
+                    f"strategy='model'. Received: place {number}"
+                )
+            number = made
+        source.update(dict.fromkeys(call.outputs, number))
+        numbers.append(number)
+    return numbers
+
+
+def by_counts(counts):
+    """The stage of each call, from the number of calls of each stage.
+
+    >>> by_counts([2, 1])
+    [0, 0, 1]
+    """
+    return [number for number, count in enumerate(counts) for _ in range(count)]
+
+
+def by_split_points(names, points):
+    """The stage of each call, from the names of the layers that begin a stage.
+
+    Args:
+        names: List of tuples: the names by which each call may be meant.
+        points: Tuple of names, in order: each begins a new stage.
+
+    Returns:
+        A list of ints.
+
+    Raises:
+        ValueError: If a name is not there, is the first call's, or comes out of order.
+
+    >>> by_split_points([("a",), ("b",), ("c",)], ("b", "c"))
+    [0, 1, 2]
+    """
+    starts = []
+    for point in points:
+        found = next((i for i, known in enumerate(names) if point in known), None)
+        if found is None:
+            every = list(dict.fromkeys(name for known in names for name in known))
+            near = difflib.get_close_matches(str(point), every, n=3, cutoff=0.4) or every[:5]
+            raise ValueError(
+                "`split_points` names the layers that begin a stage, and this is none of the "
+                f"model's. Near are: {', '.join(near)}. Received: {point!r}"
+            )
+        if found <= (starts[-1] if starts else 0):
+            raise ValueError(
+                "`split_points` are in the order in which the layers run, and the first layer "
+                f"begins the first stage anyway. Received: split_points={list(points)}"
+            )
+        starts.append(found)
+    return [sum(index >= start for start in starts) for index in range(len(names))]
