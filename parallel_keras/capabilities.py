@@ -167,7 +167,10 @@ FEATURES = {
     "torch_module": Feature(
         "a `torch.nn.Module` as a layer",
         "Build the layer from Keras layers and `keras.ops`.",
-        {**_data("its buffers would drift apart on the replicas", ("torch",)), **_pipeline("its buffers would move with each micro-batch", ("torch",))},
+        {
+            **_data("its buffers would drift apart on the replicas", ("torch",)),
+            **_pipeline("its buffers would move with each micro-batch", ("torch",)),
+        },
     ),
     "raw_variable": Feature(
         "a raw `tf.Variable` in a layer",
@@ -209,6 +212,16 @@ FEATURES = {
         "a metric inside a layer",
         "Pass it to `compile(metrics=...)`, or track the value as an output.",
         _pipeline("its state would move with each micro-batch, on one stage"),
+    ),
+    "shared_state": Feature(
+        "a layer with state (moving averages, a seed) that is called on two stages",
+        "Place its calls on one stage, or use two layers.",
+        _pipeline("in which order the stages would change it is not known"),
+    ),
+    "wrapped_optimizer": Feature(
+        "an optimizer around others (loss scaling, MultiOptimizer)",
+        "Train in float32 or bfloat16, with one optimizer.",
+        _pipeline("each stage updates its own variables", ("torch",)),
     ),
     "untraceable_call": Feature(
         "a `call` that cannot be traced with symbolic inputs",

@@ -22,3 +22,7 @@ class WorkerError(RuntimeError):
         super().__init__(message)
         self.rank = rank
         self.reason = reason
+
+    def with_note(self, note):
+        """The same error with a sentence more, where there is one."""
+        return WorkerError(f"{self}\n\n{note}", self.rank, self.reason) if note else self

@@ -55,6 +55,8 @@ def of_compile(model):
             yield _REDUCTIONS[reduction], f"loss={loss!r} with reduction={reduction!r}"
         if getattr(loss, "ignore_class", None) is not None:
             yield "masked_loss", f"loss={loss!r} with ignore_class={loss.ignore_class}"
+    if model.optimizer is not None and keras_internals.inner_optimizers(model.optimizer):
+        yield "wrapped_optimizer", type(model.optimizer).__name__
     if model.steps_per_execution > 1:
         yield "steps_per_execution", f"steps_per_execution={model.steps_per_execution}"
     if model.jit_compile:

@@ -3,10 +3,12 @@
 A backend adds how the stages compute and what carries values between them.
 """
 
-import keras
+import functools
+
 from keras import tree
 
 from parallel_keras import backends, capabilities, features, keras_internals, placement, schedule
+from parallel_keras.backends import staged
 from parallel_keras.backends.lowering import Lowering
 from parallel_keras.backends.staged import Staged
 
@@ -47,34 +49,36 @@ class Pipelined(Lowering):
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         key = (shapes, training)
         if key not in self._staged:
-            # What trains decides where the variables live.
-            like = None if training else self.staged(x, True)
             self._staged[key] = Staged(
-                self.model, self.strategy, len(self.devices), symbols, training, like
+                self.model, self.strategy, symbols, training, self._chooser(x, training)
             )
         return self._staged[key]
+
+    def _chooser(self, x, training):
+        """A function of a model's calls: the stage of each."""
+        if training:
+            count = len(self.devices)
+            return lambda calls: staged.numbers_of(self.model, self.strategy, count, calls)
+        # What trains decides where the variables live.
+        return functools.partial(staged.numbers_like, self.staged(x, True))
 
     def forget(self):
         """Cut the model anew when it runs next: it may have changed."""
         self._staged = {}
 
-    def loss_of_parts(self, staged):
+    def loss_of_parts(self, cut):
         """Whether each micro-batch's loss is known by itself."""
-        return features.adds_up_by_rows(self.model) and not staged.graph.is_masked
+        return features.adds_up_by_rows(self.model) and not cut.graph.is_masked
 
-    def orders(self, staged, microbatches):
+    def orders(self, cut, microbatches):
         """The order of work of each stage for a training step.
 
         A loss that needs all micro-batches at once, such as a mean over unmasked steps,
         comes between all forward passes and all backward passes, as in GPipe.
         """
-        name = self.strategy.schedule if self.loss_of_parts(staged) else "gpipe"
-        return schedule.order(name, len(staged.stages), microbatches)
+        name = self.strategy.schedule if self.loss_of_parts(cut) else "gpipe"
+        return schedule.order(name, len(cut.stages), microbatches)
 
 
 def _symbol(leaf):
-    """A symbolic input for a tensor of any number of rows."""
-    if leaf is None:
-        return None
-    dtype = keras.backend.standardize_dtype(leaf.dtype)
-    return keras.KerasTensor((None, *tuple(leaf.shape)[1:]), dtype)
+    return None if leaf is None else staged.symbol(tuple(leaf.shape), leaf.dtype)

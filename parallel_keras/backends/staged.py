@@ -1,13 +1,19 @@
 """A model as the stages of a pipeline: where it is cut, and how a stage computes."""
 
 import collections
-import inspect
 
 import keras
-from keras import tree
 
-from parallel_keras import backends, balance, capabilities, costs, keras_internals, layout
-from parallel_keras import placement, stages
+from parallel_keras import (
+    backends,
+    balance,
+    capabilities,
+    costs,
+    keras_internals,
+    layout,
+    placement,
+    stages,
+)
 from parallel_keras.errors import UnsupportedError
 
 
@@ -16,12 +22,11 @@ class Staged:
 
     Args:
         model: A built Keras model.
-        strategy: A `PipelineParallel`.
-        count: Int. The number of stages.
+        strategy: A `PipelineParallel`, for messages.
         inputs: Symbolic inputs in the structure that the model takes.
         training: Bool. What a model's own `call` is traced with.
-        like: Another `Staged` of the same model, for the other value of `training`: a
-            layer is on the same stage in both.
+        choose: List of the stage of each call, or a function of the model's calls that
+            gives it.
 
     Attributes:
         graph: The model's `keras_internals.Graph`.
@@ -29,26 +34,21 @@ class Staged:
         stages: List of `ComputedStage`.
     """
 
-    def __init__(self, model, strategy, count, inputs, training, like=None):
-        self.graph = _graph(model, strategy, inputs, training)
-        if like is None:
-            self.numbers = numbers_of(model, strategy, count, self.graph.calls)
-        else:
-            self.numbers = _numbers_like(like, self.graph.calls)
+    def __init__(self, model, strategy, inputs, training, choose):
+        self.training = training
+        self.graph = graph_of(model, strategy, inputs, training)
+        self.numbers = choose(self.graph.calls) if callable(choose) else choose
         parts = stages.cut(
             self.graph.calls, self.numbers, self.graph.inputs, self.graph.outputs, self.graph.losses
         )
         owners: dict = {}
         self.stages = [ComputedStage(model, part, owners, training) for part in parts]
         self.stages[0].own_the_rest(model, owners)
+        _refuse_shared_state(strategy, self.stages)
 
     def standardize(self, x):
         """The values of the batch, by their numbers."""
         return dict(zip(self.graph.inputs, self.graph.standardize(x), strict=True))
-
-    def pack(self, values):
-        """What the model returns, from the values of its outputs."""
-        return self.graph.pack([values[number] for number in self.graph.outputs])
 
 
 class ComputedStage:
@@ -85,6 +85,11 @@ class ComputedStage:
         self.variables += [v for v in model.variables if id(v) not in owners]
 
     @property
+    def takes_batch(self):
+        """Whether it needs the model's inputs."""
+        return stages.BATCH in self.part.takes.values()
+
+    @property
     def used(self):
         """All variables that it computes with."""
         return [*self.variables, *self.borrowed]
@@ -114,6 +119,21 @@ class ComputedStage:
         ]
 
 
+def symbol(shape, dtype):
+    """A symbolic input for tensors of any number of rows."""
+    return keras.KerasTensor((None, *shape[1:]), keras.backend.standardize_dtype(dtype))
+
+
+def _refuse_shared_state(strategy, parts):
+    """State that two stages change in one step has no order."""
+    for stage in parts:
+        for layer in stage.layers:
+            shared = {id(v) for v in keras_internals.own_state(layer)}
+            shared |= {id(g.state) for g in keras_internals.seed_generators(layer)}
+            if shared & {id(v) for v in stage.borrowed}:
+                capabilities.check("shared_state", strategy, backends.name(), f"layer {layer.name}")
+
+
 # ---- where the model is cut ----------------------------------------------------------
 
 
@@ -138,7 +158,7 @@ def numbers_of_operations(model, strategy, count, inputs, operations):
 
     One that is never called is on the first stage.
     """
-    calls = _graph(model, strategy, inputs, training=True).calls
+    calls = graph_of(model, strategy, inputs, training=True).calls
     waiting: dict = {}
     for call, number in zip(calls, numbers_of(model, strategy, count, calls), strict=True):
         waiting.setdefault(id(call.operation), []).append(number)
@@ -152,14 +172,14 @@ def _next(waiting):
     return waiting.pop(0) if len(waiting) > 1 else waiting[0]
 
 
-def _numbers_like(other, calls):
+def numbers_like(other, calls):
     """The stage of each call, with each layer where it is in another graph of the model."""
     operations = [id(call.operation) for call in calls]
     if operations == [id(call.operation) for call in other.graph.calls]:
         return other.numbers
-    known = dict(
-        zip(reversed([id(c.operation) for c in other.graph.calls]), reversed(other.numbers))
-    )
+    known: dict = {}
+    for call, number in zip(other.graph.calls, other.numbers, strict=True):
+        known.setdefault(id(call.operation), number)
     targets = [known.get(operation) for operation in operations]
     return stages.by_places(calls, targets, lambda call: True, lambda call: call.operation.name)
 
@@ -233,7 +253,7 @@ def _names(call):
     return tuple(dict.fromkeys([path, getattr(call.operation, "path", None) or path, *names]))
 
 
-def _graph(model, strategy, inputs, training):
+def graph_of(model, strategy, inputs, training):
     try:
         graph = keras_internals.graph_of_model(model, inputs, training)
     except UnsupportedError:

@@ -43,6 +43,9 @@ from parallel_keras.keras_internals.layers import (
     has_bare_operations as has_bare_operations,
 )
 from parallel_keras.keras_internals.layers import (
+    is_batch_norm as is_batch_norm,
+)
+from parallel_keras.keras_internals.layers import (
     is_in_call as is_in_call,
 )
 from parallel_keras.keras_internals.layers import (
@@ -56,6 +59,9 @@ from parallel_keras.keras_internals.layers import (
 )
 from parallel_keras.keras_internals.layers import (
     nodes_in_order as nodes_in_order,
+)
+from parallel_keras.keras_internals.layers import (
+    noting_moments as noting_moments,
 )
 from parallel_keras.keras_internals.layers import (
     own_metrics as own_metrics,
@@ -134,6 +140,9 @@ from parallel_keras.keras_internals.optimizers import (
 )
 from parallel_keras.keras_internals.optimizers import (
     optimizer_variables as optimizer_variables,
+)
+from parallel_keras.keras_internals.optimizers import (
+    overridden as overridden,
 )
 from parallel_keras.keras_internals.optimizers import (
     raw_iterations as raw_iterations,

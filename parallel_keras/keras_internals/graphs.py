@@ -118,9 +118,7 @@ def graph_of_model(model, inputs, training):
         outputs = tuple(walk.numbers[id(x)] for x in graph.outputs)
         is_masked = any(keras_mask(x) is not None for x in graph.outputs)
         pack = _packer(graph)
-        return Graph(
-            walk.calls, numbers, outputs, (), is_masked, graph._standardize_inputs, pack
-        )
+        return Graph(walk.calls, numbers, outputs, (), is_masked, graph._standardize_inputs, pack)
     with _traced(model, training) as losses:
         kwargs = {"training": training} if call_has_training(model) else {}
         results = type(model).call(model, inputs, **kwargs)

@@ -1,5 +1,6 @@
 """Layers, operations and the graphs that they make."""
 
+import contextlib
 import functools
 
 import keras
@@ -148,3 +149,37 @@ def run_graph_symbolically(model, inputs):
     """
     graph = graph_of(model)
     return graph._run_through_graph(inputs, operation_fn=lambda op: op.compute_output_spec)
+
+
+def is_batch_norm(layer):
+    """Whether a layer keeps moving averages of its batches' moments."""
+    return isinstance(layer, keras.layers.BatchNormalization)
+
+
+@contextlib.contextmanager
+def noting_moments(layer, note):
+    """Have a function see the moments that a BatchNormalization takes of each batch.
+
+    layers/normalization/batch_normalization.py, 3.15.1.
+
+    Args:
+        layer: The layer.
+        note: Called with `(mean, variance, count)`: the count is that of the rows, or
+            of what the mask leaves.
+    """
+    stock = layer._moments
+
+    def moments(inputs, mask):
+        mean, variance = stock(inputs, mask)
+        if mask is None:
+            count = keras.ops.shape(inputs)[0]
+        else:
+            count = keras.ops.sum(keras.ops.cast(mask, mean.dtype))
+        note((keras.ops.stop_gradient(mean), keras.ops.stop_gradient(variance), count))
+        return mean, variance
+
+    vars(layer)["_moments"] = moments
+    try:
+        yield
+    finally:
+        del vars(layer)["_moments"]

@@ -115,6 +115,20 @@ def with_moving_averages(optimizer, averages):
         members[name] = before
 
 
+@contextlib.contextmanager
+def overridden(optimizer, methods):
+    """An optimizer with other methods, for as long as the scope is open."""
+    members = vars(optimizer)
+    before = {name: members[name] for name in methods if name in members}
+    members.update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            members.pop(name, None)
+        members.update(before)
+
+
 def untracked_variables(optimizer):
     """Variables that an optimizer holds and does not list, as Nadam does. nadam.py, 3.15.1."""
     return [v for v in vars(optimizer).values() if isinstance(v, keras.Variable)]

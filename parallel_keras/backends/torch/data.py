@@ -8,24 +8,22 @@ rank 0, and returns the logs of the global batch.
 
 import contextlib
 import itertools
-import weakref
 from typing import Any
 
-import numpy as np
 import torch
 from keras import tree
 
-from parallel_keras import backends, batch, capabilities, features, keras_internals
+from parallel_keras import batch, capabilities, features, keras_internals
 from parallel_keras import devices as device_names
 from parallel_keras import probe as probing
 from parallel_keras.backends import lowering
-from parallel_keras.backends.torch import configuration, forwarding, memory, shipping, workers
+from parallel_keras.backends.torch import batches, forwarding, memory, shipping, workers
 from parallel_keras.backends.torch.devices import torch_device
 from parallel_keras.backends.torch.lookahead import Lookahead, can_look_ahead, looking_ahead
 from parallel_keras.backends.torch.metrics import CallerMetrics, metric_variables
 from parallel_keras.backends.torch.replica import Replica, fold_accumulators
+from parallel_keras.backends.torch.shipment import Shipment
 from parallel_keras.backends.torch.structures import fill, leaves
-from parallel_keras.errors import WorkerError
 
 _keys = itertools.count()
 
@@ -39,7 +37,7 @@ class Lowering(lowering.Lowering):
         self.world_size = len(self.devices)
         self.key = next(_keys)
         self.device = torch_device(self.devices[0])
-        self.ship = _Shipment(self)
+        self.ship = _Replicas(self)
         self.pool: Any = None
         self._method = ""
         self._staged: dict = {}  # by the id of a batch that is to come
@@ -123,7 +121,7 @@ class Lowering(lowering.Lowering):
     def _stage(self, batch):
         """Put the workers' rows of a batch into their memory. Runs in a thread."""
         with contextlib.suppress(IndexError, OSError):  # the workers have gone meanwhile
-            data = _prepared("train", batch)
+            data = batches.prepared("train", batch, self.strategy)
             total = forwarding.row_count(data)
             if total:
                 slot = memory.SLOTS + next(self._ahead) % memory.AHEAD
@@ -155,7 +153,7 @@ class Lowering(lowering.Lowering):
 
     def _step(self, kind, data):
         _, prepared, layouts = self._staged.pop(id(data), (None, None, None))
-        data = _prepared(kind, data) if prepared is None else prepared
+        data = batches.prepared(kind, data, self.strategy) if prepared is None else prepared
         total = forwarding.row_count(data)
         if not total:
             shapes = [tuple(leaf.shape) for leaf in leaves(data) if leaf is not None]
@@ -167,7 +165,7 @@ class Lowering(lowering.Lowering):
             layouts = self._write(number % memory.SLOTS, data, total)
         counts = batch.row_counts(total, self.world_size)
         self._send(number, kind, data, layouts, counts)
-        own = _take(data, slice(0, counts[0]))
+        own = batches.take(data, slice(0, counts[0]))
         if kind == "predict":
             return self._predict(number, own, counts)
         return self._compute(kind, number, own, counts, total)
@@ -242,130 +240,38 @@ class Lowering(lowering.Lowering):
                 raise
 
 
-class _Shipment:
-    """The workers' copies of one model, and whether they are up to date."""
-
-    def __init__(self, lowering):
-        # The lowering owns this object.
-        self.lowering = weakref.proxy(lowering)
-        self.stale = True  # the whole model has to be compared
-        self.reseed = True
-        self.probed = False
-        self.lost()
+class _Replicas(Shipment):
+    """A replica of the model on each rank."""
 
     def lost(self):
-        """The workers have gone."""
-        self.generation: int | None = None
-        self.skeleton: bytes = b""
-        self.forwarder: Any = None
+        super().lost()
         self.replica: Any = None
         self.metrics: Any = None
 
-    def is_current(self):
-        """Whether the workers hold some version of the model."""
-        pool = self.lowering.pool
-        return self.generation is not None and pool.generation == self.generation
-
-    def drop(self):
-        """Let the workers forget the model."""
-        if self.is_current():
-            # One that has died meanwhile has forgotten it too.
-            with contextlib.suppress(WorkerError):
-                self.lowering.pool.broadcast_message(("drop", self.lowering.key))
-        self.lost()
-
-    def ensure(self):
-        """Have the workers hold the caller's model, shipping it where it differs."""
+    def deliver(self, skeleton, tensors):
         lowering = self.lowering
-        # A callback may have run another model with another world meanwhile.
-        lowering.pool.want(lowering.world_size, lowering.devices, lowering.strategy.timeout)
-        generation = lowering.pool.ready()
-        if generation == self.generation:
-            self._attributes = self.forwarder.changed_attributes()
-            if not self.stale and self._attributes is not None:
-                return
-        self._configure(lowering.pool, generation)
-        if generation == self.generation:
-            variables = shipping.variables_of(lowering.model)
-            same = self.forwarder.is_same(lowering.model, variables)
-            if same and self._attributes is not None and not features.has_user_code(lowering.model):
-                self.stale = False
-                return
-        self.stale = False
-        if generation == self.generation:
-            lowering.fold()  # what the workers hold alone would be lost
-        skeleton, tensors = shipping.split(lowering.model)
-        if generation == self.generation and same and skeleton == self.skeleton:
-            return
-        has_user_layers = features.has_user_layers(lowering.model)
+        self.has_user_layers = features.has_user_layers(lowering.model)
         specs = shipping.specs(tensors)
-        lowering.pool.broadcast_message(("ship", lowering.key, skeleton, specs, has_user_layers))
+        message = ("ship", lowering.key, skeleton, specs, self.has_user_layers)
+        lowering.pool.broadcast_message(message)
         for tensor in tensors:
             shipping.broadcast(tensor, lowering.pool.group)
-        self.generation, self.skeleton = generation, skeleton
-        self.forwarder = forwarding.Forwarder(lowering.model, shipping.variables_of(lowering.model))
+
+    def delivered(self):
+        lowering = self.lowering
         self.metrics = CallerMetrics(lowering.model)
         self.replica = Replica(
-            lowering.model, 0, lowering.world_size, lowering.pool.group, has_user_layers
+            lowering.model, 0, lowering.world_size, lowering.pool.group, self.has_user_layers
         )
-        self._sent_averaged = None
-        self._attributes = ()
 
-    @staticmethod
-    def _configure(pool, generation):
-        """Let the workers see the caller's settings, as they are now."""
-        wanted = generation, configuration.read()
-        if pool.configured != wanted:
-            pool.broadcast_message(("configure", wanted[1]))
-            pool.configured = wanted
+    def collect(self):
+        self.lowering.fold()
 
-    def changes(self, averaged):
-        """What the program has changed since the last step."""
-        attributes, self._attributes = self._attributes, ()
-        flags = self.forwarder.changed_flags()
-        if flags or any(key == "_trainable" for _, key, _ in attributes):
-            self.replica.refresh()
-        numbers = self.forwarder.changed_variables()
-        news = averaged if averaged != self._sent_averaged else None
-        self._sent_averaged = averaged
-        # Once per call of fit and the like, in whose course the workers draw on.
-        seed, self.reseed = configuration.seed_for_workers() if self.reseed else None, False
-        return numbers, attributes, flags, news, seed
+    def refresh(self):
+        self.replica.refresh()
 
     def send_values(self, numbers):
         forwarding.send_values(self.forwarder.variables, numbers, self.lowering.pool.group)
 
     def accumulates(self):
         return bool(getattr(self.lowering.model.optimizer, "gradient_accumulation_steps", None))
-
-
-def _prepared(kind, data):
-    """A batch as `(x, y, sample_weight)`, or `(x,)` to predict, of CPU tensors."""
-    data = tree.map_structure(_tensor, tuple(data) if isinstance(data, list) else data)
-    data = keras_internals.unpack(data)
-    return data[:1] if kind == "predict" else data
-
-
-def _tensor(leaf):
-    """A leaf of a batch as a CPU tensor that shares its memory where it can."""
-    if leaf is None or isinstance(leaf, torch.Tensor):
-        return leaf
-    try:
-        return torch.as_tensor(np.asarray(leaf))
-    except TypeError:
-        capabilities.check(
-            "row_shape",
-            _data_strategy(),
-            backends.name(),
-            f"an array of type {np.asarray(leaf).dtype}, which torch does not have",
-        )
-
-
-def _data_strategy():
-    from parallel_keras.strategies import DataParallel
-
-    return DataParallel()
-
-
-def _take(data, rows):
-    return tree.map_structure(lambda leaf: None if leaf is None else leaf[rows], data)

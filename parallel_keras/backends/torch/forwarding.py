@@ -12,6 +12,7 @@ import keras
 from keras import tree
 
 from parallel_keras import features, keras_internals
+from parallel_keras.backends.torch import remote
 from parallel_keras.backends.torch.reducers import BOOKKEEPING
 from parallel_keras.backends.torch.shipping import broadcast
 
@@ -48,14 +49,14 @@ class Forwarder:
 
     def taken(self):
         """All ranks hold what the caller holds now."""
-        self._versions = [value._version for value in self._values]
+        self._versions = remote.versions(self._values)
 
     def taken_of(self, variables):
         """The same for some variables only: others may have been written meanwhile."""
         chosen = {id(v) for v in variables}
-        for number, variable in enumerate(self.variables):
-            if id(variable) in chosen:
-                self._versions[number] = self._values[number]._version
+        for number, version in enumerate(remote.versions(self._values)):
+            if id(self.variables[number]) in chosen:
+                self._versions[number] = version
 
     def is_same(self, model, variables):
         """Whether the model consists of the very objects that all ranks know."""
@@ -72,10 +73,10 @@ class Forwarder:
         """Numbers of the variables that were written since the last step."""
         return [
             number
-            for number, (value, version) in enumerate(
-                zip(self._values, self._versions, strict=True)
+            for number, (now, version) in enumerate(
+                zip(remote.versions(self._values), self._versions, strict=True)
             )
-            if value._version != version
+            if now != version
         ]
 
     def changed_attributes(self):

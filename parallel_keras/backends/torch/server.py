@@ -12,7 +12,8 @@ from parallel_keras import keras_internals
 from parallel_keras.backends.torch import configuration, forwarding, shipping
 from parallel_keras.backends.torch.metrics import WorkerMetrics
 from parallel_keras.backends.torch.replica import Replica, fold_accumulators, forget_accumulated
-from parallel_keras.backends.torch.structures import fill, leaves
+from parallel_keras.backends.torch.stage_server import ServedStage, read_batch
+from parallel_keras.backends.torch.structures import leaves
 
 
 class Server:
@@ -50,35 +51,30 @@ class Server:
         """Forget a model."""
         self.models.pop(key, None)
 
-    def on_step(self, key, number, kind, batch, changes):
-        """One train, test or predict step; see `data.py` for the arguments."""
+    def on_ship_stage(self, key, skeleton, specs, present, cuts):
+        """Take over a model of which this rank computes one stage."""
+        self.models.pop(key, None)
+        tensors = shipping.empty(specs, self.context.device)
+        shipping.receive([tensors[number] for number in present], 0, self.context.group)
+        model = shipping.join(skeleton, tensors)
+        self.models[key] = ServedStage(model, self.context, cuts)
+
+    def on_cut(self, key, *cut):
+        """Get to know how a model is cut for inputs of another kind."""
+        self.models[key].add_cut(*cut)
+
+    def on_step(self, key, number, kind, work, changes):
+        """One train, test or predict step."""
+        self.models[key].step(number, kind, work, changes)
+
+    def on_collect(self, key, with_numbers_of_all):
+        """Hand the caller the variables that change here."""
+        self.models[key].collect(with_numbers_of_all)
+
+    def on_events(self, key):
+        """Tell when the last step's pieces of work began and ended."""
         served = self.models[key]
-        context = self.context
-        served.take_over(changes)
-        structure, layout, rows, total, all_have_rows = batch
-        arrays = iter(context.inbound.read(layout))
-        data = fill(structure, [next(arrays) if has else None for has in leaves(structure)])
-        data = shipping.to_device(data, context.device)
-        share = rows / total
-
-        def publish():
-            context.board.publish(number, served.metrics.change(served.averaged, share))
-
-        served.metrics.reset()
-        if kind == "train":
-            served.model.train()
-            served.replica.train(data, rows, total, all_have_rows, publish)
-            keras_internals.clear_losses(served.model)
-            return
-        served.model.eval()
-        with torch.no_grad():
-            if kind == "test":
-                served.replica.test(data, rows)
-                publish()
-            elif rows:
-                outputs = leaves(served.replica.predict(data[0]))
-                layout = context.outbound.write(0, [output.cpu() for output in outputs])
-                context.send(("result", number, layout))
+        self.context.send(("events", served.rank.events, served.rank.alive))
 
     def on_fold(self, key):
         """Hand what has been accumulated since the last update to the caller."""
@@ -100,6 +96,33 @@ class _Served:
         self.replica = Replica(
             model, context.rank, context.world_size, context.group, has_user_layers
         )
+
+    def step(self, number, kind, work, changes):
+        """One step on this rank's rows; see `data.py` for the arguments."""
+        self.take_over(changes)
+        context = self.context
+        structure, layout, rows, total, all_have_rows = work
+        data = read_batch(context, structure, layout)
+        share = rows / total
+
+        def publish():
+            context.board.publish(number, self.metrics.change(self.averaged, share))
+
+        self.metrics.reset()
+        if kind == "train":
+            self.model.train()
+            self.replica.train(data, rows, total, all_have_rows, publish)
+            keras_internals.clear_losses(self.model)
+            return
+        self.model.eval()
+        with torch.no_grad():
+            if kind == "test":
+                self.replica.test(data, rows)
+                publish()
+            elif rows:
+                outputs = leaves(self.replica.predict(data[0]))
+                layout = context.outbound.write(0, [output.cpu() for output in outputs])
+                context.send(("result", number, layout))
 
     def take_over(self, changes):
         """Make the caller's changes since the last step."""

@@ -88,7 +88,9 @@ def empty(descriptions, device):
     for (dtype, shape, kind), (is_parameter, requires_grad), place in descriptions:
         # What the caller keeps in host memory stays there.
         here = device if kind == torch.device(device).type else kind
-        if place is None:
+        if place == _ABSENT:
+            tensor = torch.zeros((), dtype=dtype).expand(shape)
+        elif place is None:
             tensor = torch.empty(shape, dtype=dtype, device=here)
         else:
             key, size, offset, strides = place
@@ -113,6 +115,38 @@ def broadcast(tensor, group):
         group.broadcast(flat, 0).wait()
         if group.rank() and not plain.is_contiguous():
             plain.copy_(flat.view(plain.dtype).view(plain.shape))
+
+
+def without(descriptions, numbers):
+    """Descriptions by which some tensors get their shape, and no memory for numbers."""
+    return [
+        (*description[:2], _ABSENT) if number in numbers else description
+        for number, description in enumerate(descriptions)
+    ]
+
+
+_ABSENT = "absent"
+
+
+def send(tensors, rank, group):
+    """Send the numbers of tensors to one rank."""
+    parts = [_bytes_of(tensor) for tensor in tensors if tensor.numel()]
+    for work in [group.send([part], rank, 0) for part in parts]:
+        work.wait()
+
+
+def receive(tensors, rank, group):
+    """Fill tensors with the numbers that a rank sends."""
+    for tensor in tensors:
+        if tensor.numel():
+            part = _bytes_of(tensor)
+            group.recv([part], rank, 0).wait()
+            with torch.no_grad():
+                tensor.detach().copy_(part.view(tensor.dtype).view(tensor.shape))
+
+
+def _bytes_of(tensor):
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def variables_of(model):

@@ -1,0 +1,35 @@
+"""A batch as Keras's fit hands it over, as tensors in host memory."""
+
+import numpy as np
+import torch
+from keras import tree
+
+from parallel_keras import capabilities, keras_internals
+
+
+def prepared(kind, data, strategy):
+    """A batch as `(x, y, sample_weight)`, or `(x,)` to predict, of CPU tensors."""
+    data = tuple(data) if isinstance(data, list) else data
+    data = tree.map_structure(lambda leaf: _tensor(leaf, strategy), data)
+    data = keras_internals.unpack(data)
+    return data[:1] if kind == "predict" else data
+
+
+def _tensor(leaf, strategy):
+    """A leaf of a batch as a CPU tensor that shares its memory where it can."""
+    if leaf is None or isinstance(leaf, torch.Tensor):
+        return leaf
+    try:
+        return torch.as_tensor(np.asarray(leaf))
+    except TypeError:
+        capabilities.check(
+            "row_shape",
+            strategy,
+            "torch",
+            f"an array of type {np.asarray(leaf).dtype}, which torch does not have",
+        )
+
+
+def take(data, rows):
+    """Some rows of each array of a batch."""
+    return tree.map_structure(lambda leaf: None if leaf is None else leaf[rows], data)

@@ -1,0 +1,335 @@
+"""PipelineParallel on torch: the caller is the first stage, live workers are the others.
+
+Keras's own fit loop runs in the caller and hands each global batch to one of the three
+functions made here. The function tells every worker what the program has changed and
+which micro-batches come, computes the first stage as rank 0, and takes the outputs of
+the whole batch from the last stage: loss and metrics are computed from them as on one
+device. The weights of the other stages stay where they are trained; the caller's
+parameters fetch them when somebody looks.
+"""
+
+import contextlib
+import itertools
+from typing import Any
+
+import torch
+from keras import tree
+
+from parallel_keras import capabilities, features, keras_internals
+from parallel_keras import devices as device_names
+from parallel_keras import probe as probing
+from parallel_keras.backends.pipelined import Pipelined
+from parallel_keras.backends.torch import batches, forwarding, memory, remote, shipping, workers
+from parallel_keras.backends.torch.devices import torch_device
+from parallel_keras.backends.torch.shipment import Shipment
+from parallel_keras.backends.torch.stage import StageRank
+from parallel_keras.backends.torch.stage_homes import Homes
+from parallel_keras.backends.torch.structures import leaves
+from parallel_keras.errors import WorkerError
+
+_keys = itertools.count()
+
+
+class Lowering(Pipelined):
+    """One model under `PipelineParallel` on torch."""
+
+    def __init__(self, model, strategy):
+        super().__init__(model, strategy)
+        self.world_size = len(self.devices)
+        self.key = f"pipeline {next(_keys)}"
+        self.device = torch_device(self.devices[0])
+        self.ship = _Stages(self)
+        self.pool: Any = None
+
+    def attach(self):
+        """Have the workers started; the first step waits for them."""
+        self.pool = workers.pool(self.world_size, self.devices, self.strategy.timeout)
+
+    def detach(self):
+        """Let the workers forget the model."""
+        self.ship.drop()
+
+    def make_function(self, kind):
+        self.ship.probed = False
+
+        def function(data):
+            return self._guarded(kind, data[0])
+
+        return function
+
+    @contextlib.contextmanager
+    def session(self):
+        threads = torch.get_num_threads()
+        if device_names.is_simulated(self.devices):
+            torch.set_num_threads(workers.threads_of_a_rank(self.world_size))
+        self.ship.stale = self.ship.reseed = True
+        members = vars(self.model)
+        members["reset_metrics"] = self._reset_metrics
+        try:
+            yield
+        finally:
+            members.pop("reset_metrics", None)
+            torch.set_num_threads(threads)
+            if self.pool is not None:
+                self.pool.drain_output()
+
+    def _reset_metrics(self):
+        """Keras calls this at the border of an epoch."""
+        type(self.model).reset_metrics(self.model)
+        if features.has_user_code(self.model):
+            self.ship.stale = True
+        # So that a worker that dies takes no more than an epoch with it.
+        self.ship.collect()
+
+    # ---- a step ----
+
+    def _guarded(self, kind, data):
+        """Run a step; whatever ends it early ends the workers too."""
+        try:
+            return self._step(kind, data)
+        except BaseException as error:
+            explained = self.pool.explain(error) if isinstance(error, Exception) else None
+            self.pool.abort()
+            note = self.ship.restore()
+            if explained is not None:
+                explained = explained.with_note(note)
+            if explained is not None and explained is not error:
+                raise explained from error
+            raise
+
+    def _step(self, kind, data):
+        data = batches.prepared(kind, data, self.strategy)
+        total = forwarding.row_count(data)
+        if not total:
+            shapes = [tuple(leaf.shape) for leaf in leaves(data) if leaf is not None]
+            capabilities.check("row_shape", self.strategy, "torch", f"shapes {shapes}")
+        if not keras_internals.is_built(self.model, "predict"):
+            keras_internals.symbolic_build(self.model, data, kind)
+        self._probe(kind, data, total)
+        self.ship.ensure_cut(data[0])
+        cut = self.staged(data[0], training=kind == "train")
+        microbatches = self.strategy.microbatches_of(total, self.world_size)
+        number = self.pool.next_number()
+        self._send(number, kind, data, cut, total, microbatches)
+        own = shipping.to_device(data, self.device)
+        own = (*own, None, None)[:3]
+        rank = self.ship.rank
+        if kind == "predict":
+            with torch.no_grad():
+                rank.infer(cut, own, total, microbatches)
+            outputs, _ = self._result(number)
+            return cut.graph.pack(outputs)
+        if kind == "train":
+            self.ship.begin_training()
+            order = self.orders(cut, microbatches)[0]
+
+            def see(added, _):
+                # The last stage is ahead: its results are there before they are waited for.
+                self._log(number, own, cut, total, added)
+
+            rank.train(cut, own, total, microbatches, order, self.loss_of_parts(cut), see)
+            self.ship.trained()
+        else:
+            added, _ = rank.infer(cut, own, total, microbatches)
+            self._log(number, own, cut, total, added)
+        return self.model.get_metrics_result()
+
+    def _send(self, number, kind, data, cut, total, microbatches):
+        """Tell each worker of the step, with the arrays that its stage needs."""
+        changes = self.ship.changes()
+        name = self.strategy.schedule if self.loss_of_parts(cut) else "gpipe"
+        for rank in range(1, self.world_size):
+            needed = self._needed_by(cut, rank, data)
+            structure = tree.map_structure(lambda leaf: leaf is not None, needed)
+            arrays = [leaf for leaf in leaves(needed) if leaf is not None]
+            layout = self.pool.inbound(rank).write(number % memory.SLOTS, arrays)
+            work = (self.ship.cut_number(cut), structure, layout, total, microbatches, name)
+            work = (*work, self.loss_of_parts(cut))
+            self.pool.send(rank, ("step", self.key, number, kind, work, changes))
+            values = self.ship.homes.chosen(changes[0], rank)
+            shipping.send(values, rank, self.pool.group)
+
+    def _needed_by(self, cut, rank, data):
+        x, *rest = data
+        if not cut.stages[rank].takes_batch:
+            x = tree.map_structure(lambda _: None, x)
+        if rank != self.world_size - 1:
+            rest = tree.map_structure(lambda _: None, rest)
+        return (x, *rest)
+
+    def _result(self, number):
+        """The outputs of the whole batch, and what the workers added to the loss."""
+        last = self.world_size - 1
+        _, _, layout, has_mask = self.pool.receive(last)
+        tensors = iter([t.to(self.device) for t in self.pool.outbound(last).read(layout)])
+        # They lie in memory that the next step writes to.
+        outputs = [next(tensors).clone() for _ in has_mask]
+        for output, has in zip(outputs, has_mask, strict=True):
+            if has:
+                keras_internals.set_keras_mask(output, next(tensors).clone())
+        return outputs, sum(float(one[0]) for one in self.pool.wait_published(number))
+
+    def _log(self, number, data, cut, total, added):
+        """Loss and metrics of the whole batch, as Keras computes them on one device."""
+        outputs, of_workers = self._result(number)
+        y_pred = cut.graph.pack(outputs)
+        _, y, sample_weight = data
+        with torch.no_grad():
+            loss = torch.tensor(added + of_workers, device=self.device)
+            compiled = keras_internals.compile_loss_of(self.model)
+            if compiled is not None:
+                loss = loss + compiled(y, y_pred, sample_weight)
+            keras_internals.loss_tracker(self.model).update_state(loss, sample_weight=total)
+            metrics = keras_internals.compile_metrics_of(self.model)
+            if metrics is not None:
+                metrics.update_state(y, y_pred, sample_weight)
+
+    def _probe(self, kind, data, total):
+        """Before the first step: do the user's own losses and layers add up?"""
+        if self.ship.probed or kind == "predict" or not probing.is_enough(total):
+            return
+        if probing.needs_probe(self.model):
+            probing.probe(self.model, self.strategy, *shipping.to_device(data, self.device))
+        self.ship.probed = True
+
+    def events(self):
+        """What each stage did in the last training step.
+
+        Returns:
+            List of `(stage, kind, microbatch, start, end)`.
+        """
+        if not self.ship.is_current():
+            return []
+        self.pool.broadcast_message(("events", self.key))
+        found = [(0, event) for event in self.ship.rank.events]
+        for rank in range(1, self.world_size):
+            _, events, _ = self.pool.receive(rank)
+            found += [(rank, event) for event in events]
+        return [(rank, *event) for rank, event in found]
+
+
+class _Stages(Shipment):
+    """One stage of the model on each rank, with the numbers of its own variables only."""
+
+    def lost(self):
+        super().lost()
+        self.rank: Any = None
+        self.homes: Any = None
+        self._cuts: list = []
+        self._remote: list = []  # variables whose numbers are with the workers
+        self._before: list | None = None  # the caller's own, as old as those that it has of others
+
+    def ensure_cut(self, x):
+        """Have the workers hold the model, cut for inputs like these."""
+        self._x = x
+        self.ensure()
+        for training in (True, False):
+            self._tell(self.lowering.staged(x, training))
+
+    def cut_number(self, cut):
+        return next(i for i, known in enumerate(self._cuts) if known is cut)
+
+    def _tell(self, cut):
+        if not any(known is cut for known in self._cuts):
+            self._cuts.append(cut)
+            message = ("cut", self.lowering.key, *self._described(cut))
+            self.lowering.pool.broadcast_message(message)
+
+    def _described(self, cut):
+        structure = tree.map_structure(lambda leaf: leaf is not None, self._x)
+        specs = [
+            (tuple(t.shape), str(t.dtype).split(".")[-1]) for t in leaves(self._x) if t is not None
+        ]
+        number = next(i for i, known in enumerate(self._cuts) if known is cut)
+        return number, structure, specs, cut.training, cut.numbers
+
+    def deliver(self, skeleton, tensors):
+        lowering = self.lowering
+        lowering.forget()
+        model, pool = lowering.model, lowering.pool
+        cut = lowering.staged(self._x, training=True)
+        self._cuts = [cut]
+        variables = shipping.variables_of(model)
+        self.homes = Homes(model, cut, variables)
+        ranks = {id(v._value): self.homes.ranks(v) for v in variables}
+        specs = shipping.specs(tensors)
+        cuts = lowering.strategy, self._described(cut)
+        for rank in range(1, lowering.world_size):
+            held = [ranks.get(id(t)) for t in tensors]
+            absent = {i for i, some in enumerate(held) if some is not None and rank not in some}
+            present = [i for i in range(len(tensors)) if i not in absent]
+            of_rank = shipping.without(specs, absent)
+            pool.send(rank, ("ship_stage", lowering.key, skeleton, of_rank, present, cuts))
+            shipping.send([tensors[i] for i in present], rank, pool.group)
+
+    def delivered(self):
+        lowering = self.lowering
+        self.rank = StageRank(
+            lowering.model, 0, lowering.pool.group, lowering.device, lowering.strategy.recompute
+        )
+
+    def refresh(self):
+        self.rank.refresh()
+
+    # ---- numbers that are with the workers ----
+
+    def begin_training(self):
+        """Keep what a crash of a worker would leave behind the others."""
+        if self._before is None and not self._remote:
+            own = [*self.homes.of(0), *self.homes.of_all()]
+            self._before = [(v, v._value.detach().clone()) for v in own]
+
+    def trained(self):
+        """A training step has changed the workers' variables."""
+        if not self._remote:
+            self._remote = [v for v in self.homes.variables if self.homes.owner(v)]
+            if self.rank.scalars_are_with:
+                self._remote += self.homes.of_all()
+            remote.make_remote([v._value for v in self._remote], self.collect)
+        self.forwarder.taken()
+
+    def collect(self):
+        """Fetch the numbers of all variables that the workers have changed."""
+        if not self._remote:
+            return
+        lowering = self.lowering
+        variables, self._remote = self._remote, []
+        try:
+            for rank in range(1, lowering.world_size):
+                with_all = rank == self.rank.scalars_are_with
+                lowering.pool.send(rank, ("collect", lowering.key, with_all))
+                wanted = self.homes.of(rank) + (self.homes.of_all() if with_all else [])
+                with torch._C.DisableTorchFunctionSubclass():
+                    shipping.receive([v._value for v in wanted], rank, lowering.pool.group)
+        except BaseException as error:
+            self._remote = variables
+            explained = lowering.pool.explain(error) if isinstance(error, Exception) else None
+            lowering.pool.abort()
+            note = self.restore()
+            if explained is not None:
+                raise explained.with_note(note) from error
+            raise
+        remote.make_local([v._value for v in variables])
+        self.forwarder.taken_of(variables)
+        self._before = None
+
+    def restore(self):
+        """The workers have gone: bring the model back to the last numbers that are whole.
+
+        Returns:
+            A sentence about it, or `""` where nothing is lost.
+        """
+        variables, before = self._remote, self._before
+        remote.make_local([v._value for v in variables])
+        with torch.no_grad():
+            for variable, value in before or ():
+                variable._value.copy_(value)
+        self.lost()
+        if not variables and not before:
+            return ""
+        return "The model's weights and its optimizer's state are those of the epoch's beginning."
+
+    def drop(self):
+        with contextlib.suppress(WorkerError):
+            self.collect()
+        super().drop()

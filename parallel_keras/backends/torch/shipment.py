@@ -1,0 +1,121 @@
+"""The workers' copies of one model, and whether they are up to date."""
+
+import contextlib
+import weakref
+from typing import Any
+
+from parallel_keras import features
+from parallel_keras.backends.torch import configuration, forwarding, shipping
+from parallel_keras.errors import WorkerError
+
+
+class Shipment:
+    """The workers' copies of one model. What they do with it, a strategy adds.
+
+    Args:
+        lowering: The model's lowering, which owns this object.
+    """
+
+    def __init__(self, lowering):
+        self.lowering = weakref.proxy(lowering)
+        self.stale = True  # the whole model has to be compared
+        self.reseed = True
+        self.probed = False
+        self.lost()
+
+    # ---- what a strategy adds ----
+
+    def deliver(self, skeleton, tensors):
+        """Send a model's bytes and numbers to the workers."""
+        raise NotImplementedError
+
+    def delivered(self):
+        """The workers hold the model: make what the caller needs as rank 0."""
+        raise NotImplementedError
+
+    def collect(self):
+        """Bring what only the workers hold to the caller."""
+
+    def refresh(self):
+        """A `trainable` flag has changed."""
+        raise NotImplementedError
+
+    # ---- life ----
+
+    def lost(self):
+        """The workers have gone."""
+        self.generation: int | None = None
+        self.skeleton: bytes = b""
+        self.forwarder: Any = None
+
+    def is_current(self):
+        """Whether the workers hold some version of the model."""
+        pool = self.lowering.pool
+        return self.generation is not None and pool.generation == self.generation
+
+    def drop(self):
+        """Let the workers forget the model."""
+        if self.is_current():
+            # One that has died meanwhile has forgotten it too.
+            with contextlib.suppress(WorkerError):
+                self.lowering.pool.broadcast_message(("drop", self.lowering.key))
+        self.lost()
+
+    def ensure(self):
+        """Have the workers hold the caller's model, shipping it where it differs."""
+        lowering = self.lowering
+        # A callback may have run another model with another world meanwhile.
+        lowering.pool.want(lowering.world_size, lowering.devices, lowering.strategy.timeout)
+        generation = lowering.pool.ready()
+        if generation == self.generation:
+            self._attributes = self.forwarder.changed_attributes()
+            if not self.stale and self._attributes is not None:
+                return
+        self._configure(lowering.pool, generation)
+        if generation == self.generation:
+            variables = shipping.variables_of(lowering.model)
+            same = self.forwarder.is_same(lowering.model, variables)
+            if same and self._attributes is not None and not features.has_user_code(lowering.model):
+                self.stale = False
+                return
+        self.stale = False
+        if generation == self.generation:
+            self.collect()  # what the workers hold alone would be lost
+        skeleton, tensors = shipping.split(lowering.model)
+        if generation == self.generation and same and skeleton == self.skeleton:
+            return
+        self.deliver(skeleton, tensors)
+        self.generation, self.skeleton = generation, skeleton
+        self.forwarder = forwarding.Forwarder(lowering.model, shipping.variables_of(lowering.model))
+        self.delivered()
+        self._sent_news: object = None
+        self._attributes = ()
+
+    @staticmethod
+    def _configure(pool, generation):
+        """Let the workers see the caller's settings, as they are now."""
+        wanted = generation, configuration.read()
+        if pool.configured != wanted:
+            pool.broadcast_message(("configure", wanted[1]))
+            pool.configured = wanted
+
+    def changes(self, news=None):
+        """What the program has changed since the last step.
+
+        Args:
+            news: Something more that the workers have to know, sent where it differs
+                from the last.
+
+        Returns:
+            Numbers of variables, attributes, `trainable` flags, news and a seed.
+        """
+        attributes, self._attributes = self._attributes, ()
+        flags = self.forwarder.changed_flags()
+        if flags or any(key == "_trainable" for _, key, _ in attributes):
+            self.refresh()
+        numbers = self.forwarder.changed_variables()
+        changed = news if news != self._sent_news else None
+        self._sent_news = news
+        # Once per call of fit and the like, in whose course the workers draw on.
+        seed, self.reseed = configuration.seed_for_workers() if self.reseed else None, False
+        return numbers, attributes, flags, changed, seed

@@ -1,0 +1,398 @@
+"""One rank's stage of a pipeline: its micro-batches, forward and backward, in order.
+
+The same code runs in the caller (rank 0, the first stage) and in each worker. Activations
+go straight to the ranks that take them and gradients come back the same way, so that
+the stages wait for one another only where one needs what another makes.
+"""
+
+import contextlib
+import time
+from typing import Any
+
+import keras
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from parallel_keras import batch, keras_internals, schedule
+from parallel_keras.backends.torch.channel import Channel
+from parallel_keras.backends.torch.stage_optimizer import StageOptimizer
+from parallel_keras.backends.torch.stage_state import StageState
+from parallel_keras.stages import BATCH
+
+
+class StageRank:
+    """A model's stage on one rank.
+
+    Args:
+        model: This rank's Keras model, built.
+        rank: Int, also the number of the stage.
+        group: The process group of all ranks.
+        device: This rank's `torch.device`.
+        recompute: Bool. Whether forward passes are computed again for the backward pass.
+
+    Attributes:
+        events: List of `(kind, microbatch, start, end)` of the last training step, with
+            times in seconds of the machine's monotonic clock.
+        alive: Int. The largest number of micro-batches in the last training step whose
+            activations were kept at once.
+    """
+
+    def __init__(self, model, rank, group, device, recompute):
+        self.model = model
+        self.rank = rank
+        self.group = group
+        self.device = device
+        self.recompute = recompute
+        self.channel = Channel(group, device)
+        self.events: list = []
+        self.alive = 0
+        self._updating: list | None = None  # the ranks that update, once known
+        self._optimizer: Any = None
+
+    def refresh(self):
+        """Find out anew which variables train."""
+        self._updating = self._optimizer = None
+
+    # ---- steps ----
+
+    def train(self, staged, data, total, microbatches, order, by_parts, see):
+        """One training step.
+
+        Args:
+            staged: A `Staged` for training.
+            data: `(x, y, sample_weight)` of the whole batch; parts that this stage does
+                not need may be `None`.
+            total: Int. The rows of the batch.
+            microbatches: Int.
+            order: List of `schedule.Step`: this stage's work.
+            by_parts: Bool. Whether the loss of each micro-batch is known by itself.
+            see: Called with the added losses (a float) and, on the last rank, the outputs
+                of the whole batch (a list of tensors, or else `None`), before the last
+                backward pass.
+        """
+        run = _Run(self, staged, data, total, microbatches)
+        run.scale = self.model.optimizer.scale_loss
+        stage = staged.stages[self.rank]
+        trainable = [v for v in stage.used if v.trainable]
+        for variable in trainable:
+            variable._value.grad = None
+        self.events, self.alive, alive = [], 0, 0
+        last = max(i for i, step in enumerate(order) if step.kind == schedule.BACKWARD)
+        run.regularize(stage)
+        for i, step in enumerate(order):
+            if step.kind == schedule.FORWARD:
+                run.forward(step.microbatch)
+                alive += 1
+                self.alive = max(self.alive, alive)
+            else:
+                if i == last:
+                    see(run.added, run.outputs())
+                run.backward(step.microbatch, by_parts)
+                alive -= 1
+        self._update(staged, stage)
+        run.state.finish()
+        self.channel.flush()
+
+    def infer(self, staged, data, total, microbatches):
+        """Forward passes only, as `evaluate` and `predict` need them.
+
+        Returns:
+            The added losses, a float, and on the last rank the outputs, as in `train`.
+        """
+        run = _Run(self, staged, data, total, microbatches)
+        with torch.no_grad():
+            run.regularize(staged.stages[self.rank])
+            for microbatch in range(microbatches):
+                run.forward(microbatch)
+            outputs = run.outputs()
+        self.channel.flush()
+        return run.added, outputs
+
+    # ---- the update ----
+
+    def _update(self, staged, stage):
+        with self.noting("update", None), torch.no_grad():
+            self._bring_gradients_home(staged, stage)
+            own = [v for v in stage.variables if v.trainable]
+            gradients = [v._value.grad for v in own]
+            has_gradients = any(g is not None for g in gradients)
+            if self._updating is None:
+                self._updating = self._ranks_where(has_gradients)
+            if has_gradients:
+                if self._optimizer is None:
+                    self._optimizer = StageOptimizer(self.model.optimizer, own, self._add_up)
+                self._optimizer.apply(gradients)
+            self._take_shared(staged, stage)
+
+    @property
+    def scalars_are_with(self):
+        """The rank whose iterations, and other numbers of the optimizer's own, are right."""
+        return min(self._updating, default=0) if self._updating else 0
+
+    def _ranks_where(self, flag):
+        flags = torch.zeros(self.group.size())
+        flags[self.rank] = float(flag)
+        self.group.allreduce([flags]).wait()
+        return [rank for rank, one in enumerate(flags.tolist()) if one]
+
+    def _add_up(self, scalar):
+        """The sum of a scalar over the ranks that update, the same on all of them."""
+        root, *others = self._updating or [self.rank]
+        if self.rank != root:
+            self.channel.send(root, [scalar])
+            return self.channel.receive(root, 1)[0]
+        for other in others:
+            scalar = scalar + self.channel.receive(other, 1)[0]
+        for other in others:
+            self.channel.send(other, [scalar])
+        return scalar
+
+    def _bring_gradients_home(self, staged, stage):
+        """Gradients of a variable that several stages use add up with its owner."""
+        for other, variables in _borrowed_from(staged, self.rank):
+            self.channel.send(other, [v._value.grad for v in variables])
+        for other, variables in _lent_to(staged, stage):
+            for variable, gradient in zip(
+                variables, self.channel.receive(other, len(variables)), strict=True
+            ):
+                parameter = variable._value
+                if gradient is not None:
+                    parameter.grad = (
+                        gradient if parameter.grad is None else parameter.grad + gradient
+                    )
+
+    def _take_shared(self, staged, stage):
+        """Those who borrow a variable get its new numbers."""
+        for other, variables in _lent_to(staged, stage):
+            self.channel.send(other, [v._value for v in variables])
+        for other, variables in _borrowed_from(staged, self.rank):
+            for variable, value in zip(
+                variables, self.channel.receive(other, len(variables)), strict=True
+            ):
+                variable._value.copy_(value)
+
+    @contextlib.contextmanager
+    def noting(self, kind, microbatch):
+        """Take down when a piece of work begins and ends."""
+        start = time.monotonic()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.events.append((kind, microbatch, start, time.monotonic()))
+
+
+class _Run:
+    """One step's micro-batches on one rank."""
+
+    def __init__(self, rank, staged, data, total, microbatches):
+        self.rank = rank
+        self.staged = staged
+        self.stage = staged.stages[rank.rank]
+        self.channel = rank.channel
+        self.x, self.y, self.sample_weight = data
+        self.rows = batch.row_slices(total, microbatches)
+        self.shares = batch.shares(total, microbatches)
+        is_cut = staged.training and (microbatches > 1 or rank.recompute)
+        self.state = StageState(self.stage.layers if is_cut else [])
+        self.is_last = rank.rank == len(staged.stages) - 1
+        self.added = 0.0
+        self.scale: Any = None
+        self._kept: dict = {}  # by micro-batch: what the backward pass needs
+        self._finished: list = []  # on the last rank: the outputs of each micro-batch
+        self._loss_gradients: Any = None
+        self._sources = _grouped(self.stage.part.takes)
+        self._targets = _by_target(self.stage.part.gives)
+
+    def regularize(self, stage):
+        """Add the regularizers of the stage's variables to the loss, once a step."""
+        losses = stage.regularization()
+        if losses:
+            total = torch.stack([loss.reshape(()) for loss in losses]).sum()
+            self.added += float(total.detach())
+            if total.requires_grad:
+                self.scale(total).backward()
+
+    # ---- forward ----
+
+    def forward(self, microbatch):
+        values = {}
+        if BATCH in self._sources:
+            rows = self.rows[microbatch]
+            part = keras.tree.map_structure(lambda x: None if x is None else x[rows], self.x)
+            of_batch = self.staged.standardize(part)
+            values.update((number, of_batch[number]) for number in self._sources[BATCH])
+        for source, numbers in self._sources.items():
+            if source != BATCH:
+                values.update(zip(numbers, self.channel.receive(source, len(numbers)), strict=True))
+        with self.rank.noting(schedule.FORWARD, microbatch):
+            taken = dict(values)
+            losses = self._compute(values, self.shares[microbatch])
+        for target, numbers in self._targets.items():
+            self.channel.send(target, [values[number] for number in numbers])
+        share = self.shares[microbatch]
+        self.added += share * sum(float(loss.detach()) for loss in losses)
+        if self.is_last:
+            outputs = [values[number] for number in self.staged.graph.outputs]
+            self._finished.append([_detached(output) for output in outputs])
+        if torch.is_grad_enabled():
+            given = {number: values[number] for number in self.stage.part.gives}
+            kept = outputs if self.is_last else None
+            self._kept[microbatch] = taken, given, losses, kept
+
+    def _compute(self, values, share):
+        """The stage's forward pass; changes `values` and returns the added losses."""
+        if not (self.rank.recompute and torch.is_grad_enabled()):
+            with self.state.microbatch(share):
+                return self.stage.forward(values)
+        taken = dict(values)
+        seeds = [
+            g.state._value for x in self.stage.layers for g in keras_internals.seed_generators(x)
+        ]
+        before = [seed.detach().clone() for seed in seeds]
+        is_first = True
+
+        def compute():
+            nonlocal is_first
+            after = [seed.detach().clone() for seed in seeds]
+            with torch.no_grad():
+                for seed, value in zip(seeds, before, strict=True):
+                    seed.copy_(value)
+            mine = dict(taken)
+            with self.state.microbatch(share, counts=is_first):
+                losses = self.stage.forward(mine)
+            if not is_first:  # the draws have been made already
+                with torch.no_grad():
+                    for seed, value in zip(seeds, after, strict=True):
+                        seed.copy_(value)
+            is_first = False
+            return mine, losses
+
+        made, losses = checkpoint(compute, use_reentrant=False)
+        values.update(made)
+        return losses
+
+    def outputs(self):
+        """On the last rank: the model's outputs for the whole batch, flat; else `None`."""
+        return [_together(parts) for parts in zip(*self._finished, strict=True)] or None
+
+    # ---- backward ----
+
+    def backward(self, microbatch, by_parts):
+        gradients: dict = {}
+        for target, numbers in self._targets.items():
+            for number, gradient in zip(
+                numbers, self.channel.receive(target, len(numbers)), strict=True
+            ):
+                if gradient is not None:
+                    known = gradients.get(number)
+                    gradients[number] = gradient if known is None else known + gradient
+        with self.rank.noting(schedule.BACKWARD, microbatch):
+            taken, given, losses, outputs = self._kept.pop(microbatch)
+            pairs = [(given[number], gradient) for number, gradient in gradients.items()]
+            share = self.shares[microbatch]
+            pairs += [(self.scale(loss) * share, None) for loss in losses]
+            if self.is_last:
+                if by_parts:
+                    pairs.append(
+                        (self.scale(self._loss_of_part(microbatch, outputs)) * share, None)
+                    )
+                else:
+                    pairs += zip(outputs, self._parts_of_whole(microbatch), strict=True)
+            pairs = [(t, g) for t, g in pairs if t.requires_grad and not (t.ndim and g is None)]
+            if pairs:
+                torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        for source, numbers in self._sources.items():
+            if source != BATCH:
+                self.channel.send(source, [_gradient(taken[number]) for number in numbers])
+
+    def _loss_of_part(self, microbatch, outputs):
+        rows = self.rows[microbatch]
+        y, weight = (_rows(thing, rows) for thing in (self.y, self.sample_weight))
+        return self._loss(y, self.staged.graph.pack(outputs), weight)
+
+    def _parts_of_whole(self, microbatch):
+        """The gradient of the whole batch's loss, for one micro-batch's outputs."""
+        if self._loss_gradients is None:
+            whole = self.outputs()
+            for output in whole:
+                if output.is_floating_point():
+                    output.requires_grad_()
+            with torch.enable_grad():
+                loss = self.scale(
+                    self._loss(self.y, self.staged.graph.pack(whole), self.sample_weight)
+                )
+            floats = [output for output in whole if output.requires_grad]
+            found = iter(torch.autograd.grad(loss, floats, allow_unused=True))
+            self._loss_gradients = [next(found) if o.requires_grad else None for o in whole]
+        rows = self.rows[microbatch]
+        return [None if g is None else g[rows] for g in self._loss_gradients]
+
+    def _loss(self, y, y_pred, sample_weight):
+        return keras_internals.compile_loss_of(self.rank.model)(y, y_pred, sample_weight)
+
+
+# ---- small things -----------------------------------------------------------
+
+
+def _grouped(takes):
+    """Numbers of values by the stage that makes them, both in order."""
+    found: dict = {}
+    for number, source in sorted(takes.items()):
+        found.setdefault(source, []).append(number)
+    return dict(sorted(found.items()))
+
+
+def _by_target(gives):
+    """Numbers of values by the stage that takes them, both in order."""
+    found: dict = {}
+    for number, targets in sorted(gives.items()):
+        for target in targets:
+            found.setdefault(target, []).append(number)
+    return dict(sorted(found.items()))
+
+
+def _borrowed_from(staged, rank):
+    """Pairs of an owner's rank and the variables that this rank borrows from it."""
+    borrowed = {id(v) for v in staged.stages[rank].borrowed if v.trainable}
+    found = []
+    for other in staged.stages:
+        variables = [v for v in other.variables if id(v) in borrowed]
+        if variables:
+            found.append((other.number, variables))
+    return found
+
+
+def _lent_to(staged, stage):
+    """Pairs of another rank and the variables of this stage that it borrows."""
+    found = []
+    for other in staged.stages:
+        borrowed = {id(v) for v in other.borrowed if v.trainable}
+        variables = [v for v in stage.variables if id(v) in borrowed]
+        if variables:
+            found.append((other.number, variables))
+    return found
+
+
+def _rows(structure, rows):
+    return keras.tree.map_structure(lambda x: None if x is None else x[rows], structure)
+
+
+def _gradient(tensor):
+    return None if tensor is None or not tensor.requires_grad else tensor.grad
+
+
+def _detached(tensor):
+    mask = keras_internals.keras_mask(tensor)
+    tensor = tensor.detach()
+    if mask is not None:
+        keras_internals.set_keras_mask(tensor, mask)
+    return tensor
+
+
+def _together(parts):
+    """The parts of an output in one tensor, and their masks in one."""
+    whole = torch.cat([part.detach() for part in parts])
+    masks = [keras_internals.keras_mask(part) for part in parts]
+    if masks[0] is not None:
+        keras_internals.set_keras_mask(whole, torch.cat(masks))
+    return whole

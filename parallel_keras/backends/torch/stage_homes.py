@@ -1,0 +1,56 @@
+"""Which rank holds which variable of a model that is cut into stages."""
+
+from parallel_keras import keras_internals
+
+
+class Homes:
+    """The ranks of a model's and its optimizer's variables.
+
+    Args:
+        model: A built Keras model.
+        staged: Its `Staged` for training.
+        variables: List of Keras variables, in the order of all ranks.
+
+    Attributes:
+        variables: That list.
+    """
+
+    def __init__(self, model, staged, variables):
+        self.variables = variables
+        self._owners: dict = {}
+        self._borrowers: dict = {}
+        for stage in staged.stages:
+            for variable in stage.variables:
+                self._owners[id(variable)] = stage.number
+            for variable in stage.borrowed:
+                self._borrowers.setdefault(id(variable), []).append(stage.number)
+        if model.compiled and model.optimizer is not None and model.optimizer.built:
+            for slot, reference in keras_internals.slots(model.optimizer):
+                self._owners[id(slot)] = self._owners.get(id(reference), 0)
+
+    def owner(self, variable):
+        """The rank where a variable changes; `None` for what each rank has for itself."""
+        return self._owners.get(id(variable))
+
+    def ranks(self, variable):
+        """The ranks that hold a variable, or `None` for all."""
+        owner = self.owner(variable)
+        return None if owner is None else [owner, *self._borrowers.get(id(variable), ())]
+
+    def of(self, rank):
+        """The variables that change on a rank."""
+        return [v for v in self.variables if self.owner(v) == rank]
+
+    def of_all(self):
+        """The variables that each rank has for itself: iterations, the learning rate."""
+        return [v for v in self.variables if self.owner(v) is None]
+
+    def chosen(self, numbers, rank):
+        """The tensors, of the variables with these numbers, that a rank holds."""
+        variables = [self.variables[number] for number in numbers]
+        ranks = [self.ranks(v) for v in variables]
+        return [
+            v._value
+            for v, held in zip(variables, ranks, strict=True)
+            if held is None or rank in held
+        ]

@@ -1,0 +1,111 @@
+"""Layer state under micro-batches: a step changes it once.
+
+Each micro-batch starts from the state before the step. Afterwards the moving averages
+of BatchNormalization take the statistics of the whole batch, other floating-point state
+the average weighted with the rows, and whole numbers what the first micro-batch left.
+Seeds are no state of this kind: they go on from draw to draw.
+"""
+
+import contextlib
+
+import torch
+
+from parallel_keras import keras_internals
+
+
+class StageState:
+    """The non-trainable state of one stage's layers.
+
+    Args:
+        layers: List of Keras layers whose forward pass runs several times in a step.
+    """
+
+    def __init__(self, layers):
+        self.norms = [x for x in layers if keras_internals.is_batch_norm(x) and x.trainable]
+        averaged = {id(v) for layer in self.norms for v in keras_internals.own_state(layer)}
+        found = [v for layer in layers for v in keras_internals.own_state(layer)]
+        self.others = [v for v in found if id(v) not in averaged]
+        self._kept = [_Kept(v._value) for v in found]
+        self._changes: dict = {}  # by id of a variable of `others`
+        self._moments: dict = {id(layer): [] for layer in self.norms}
+
+    @contextlib.contextmanager
+    def microbatch(self, share, counts=True):
+        """One micro-batch's forward pass.
+
+        Args:
+            share: Float, its share of the rows.
+            counts: Bool. False where a forward pass is computed a second time.
+        """
+        notes: list = [[] for _ in self.norms]
+        with contextlib.ExitStack() as stack:
+            for layer, noted in zip(self.norms, notes, strict=True):
+                stack.enter_context(keras_internals.noting_moments(layer, noted.append))
+            yield
+        if counts:
+            for layer, noted in zip(self.norms, notes, strict=True):
+                self._moments[id(layer)].append(noted)
+            for variable in self.others:
+                self._note(variable, share)
+        for kept in self._kept:
+            kept.restore()
+
+    def _note(self, variable, share):
+        kept = next(kept for kept in self._kept if kept.tensor is variable._value)
+        if not kept.has_changed():
+            return
+        value = variable._value.detach()
+        if not value.is_floating_point():
+            self._changes.setdefault(id(variable), value - kept.value)
+            return
+        change = (value.double() - kept.value.double()) * share
+        known = self._changes.get(id(variable))
+        self._changes[id(variable)] = change if known is None else known + change
+
+    def finish(self):
+        """After all forward passes: change the state, once."""
+        with torch.no_grad():
+            for variable in self.others:
+                if id(variable) in self._changes:
+                    variable._value.copy_(variable._value + self._changes[id(variable)])
+            for layer in self.norms:
+                # One that is called twice in a pass moves twice.
+                for calls in zip(*self._moments[id(layer)], strict=True):
+                    _move(layer, calls)
+
+
+class _Kept:
+    """A tensor's numbers before a step.
+
+    It is written only where it has changed: a backward pass may need it as it is.
+    """
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        self.value = tensor.detach().clone()
+        self.version = tensor._version
+
+    def has_changed(self):
+        return self.tensor._version != self.version
+
+    def restore(self):
+        if self.has_changed():
+            with torch.no_grad():
+                self.tensor.copy_(self.value)
+            self.version = self.tensor._version
+
+
+def _move(layer, calls):
+    """Move the averages of a BatchNormalization by the moments of all micro-batches.
+
+    Args:
+        calls: List of `(mean, variance, count)`, one for each micro-batch.
+    """
+    total = sum(count for _, _, count in calls)
+    shares = [count / total for _, _, count in calls]
+    mean = sum(s * m for s, (m, _, _) in zip(shares, calls, strict=True))
+    # The variance of a union: the mean of the variances, and the variance of the means.
+    variance = sum(s * (v + (m - mean) ** 2) for s, (m, v, _) in zip(shares, calls, strict=True))
+    for variable, value in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
+        tensor = variable._value
+        tensor.copy_(tensor * layer.momentum + value * (1.0 - layer.momentum))
