@@ -1,4 +1,4 @@
-"""Values of any shape and type from rank to rank, in order.
+"""Values of any shape and type from rank to rank, in order, through the process group.
 
 What a stage hands on may change its shape from batch to batch, carry a mask, or be
 nothing at all. So each message starts with a header of fixed size, from which the
@@ -9,7 +9,7 @@ import torch
 
 from parallel_keras import keras_internals
 
-_DTYPES = (
+DTYPES = (
     torch.float32,
     torch.float64,
     torch.float16,
@@ -25,7 +25,7 @@ _DTYPES = (
 )
 _MAX_RANK = 8
 _WIDTH = _MAX_RANK + 3  # dtype, whether a gradient is wanted, number of dimensions, the dimensions
-_NOTHING = -1
+NOTHING = -1
 
 
 class Channel:
@@ -42,13 +42,16 @@ class Channel:
         self._under_way: list = []
         self.sent_bytes = 0
 
+    def begin(self):
+        """A step begins."""
+
     def send(self, rank, values):
         """Send values without waiting: each a tensor, with its Keras mask, or `None`."""
         flat = []
         for value in values:
             mask = None if value is None else keras_internals.keras_mask(value)
             flat += [value, mask]
-        header = torch.tensor([_described(tensor) for tensor in flat], dtype=torch.int64)
+        header = torch.tensor([described(tensor) for tensor in flat], dtype=torch.int64)
         self._send(rank, header)
         for tensor in flat:
             if tensor is not None and tensor.numel():
@@ -85,23 +88,23 @@ class Channel:
 
     def _receive(self, rank, row):
         code, wants_gradient, dimensions, *shape = row
-        if code == _NOTHING:
+        if code == NOTHING:
             return None
-        tensor = torch.empty(shape[:dimensions], dtype=_DTYPES[code], device=self.device)
+        tensor = torch.empty(shape[:dimensions], dtype=DTYPES[code], device=self.device)
         if tensor.numel():
             self.group.recv([tensor], rank, 0).wait()
         return tensor.requires_grad_() if wants_gradient else tensor
 
 
-def _described(tensor):
+def described(tensor):
     """A row of a header."""
     if tensor is None:
-        return [_NOTHING] * _WIDTH
-    if tensor.ndim > _MAX_RANK or tensor.dtype not in _DTYPES:
+        return [NOTHING] * _WIDTH
+    if tensor.ndim > _MAX_RANK or tensor.dtype not in DTYPES:
         raise ValueError(
             f"What passes from stage to stage is a tensor of up to {_MAX_RANK} dimensions and an "
             f"ordinary type. Received: shape {tuple(tensor.shape)}, {tensor.dtype}"
         )
     padding = [0] * (_MAX_RANK - tensor.ndim)
-    code = _DTYPES.index(tensor.dtype)
+    code = DTYPES.index(tensor.dtype)
     return [code, int(tensor.requires_grad), tensor.ndim, *tensor.shape, *padding]

@@ -39,12 +39,13 @@ class Buffer:
 
     Args:
         descriptor: Int. A descriptor of `anonymous_file()`.
+        start: Int. How many bytes at the beginning are not the buffer's.
     """
 
-    def __init__(self, descriptor):
+    def __init__(self, descriptor, start=0):
         self.descriptor = descriptor
-        self.places = [(0, 0)] * (SLOTS + AHEAD)  # the writer's: start and size of each slot
-        self._end = 0
+        self.places: dict = {}  # the writer's: start and size of each slot
+        self._end = _round(start, mmap.PAGESIZE)
         self._map = None
         # One thread may stage a batch while another sends one, or ends the pool.
         self._lock = threading.Lock()
@@ -53,7 +54,7 @@ class Buffer:
         """Copy CPU tensors into a slot; returns the layout for `read`."""
         sizes = [_round(tensor.numel() * tensor.element_size()) for tensor in tensors]
         with self._lock:
-            start, size = self.places[slot]
+            start, size = self.places.get(slot, (0, 0))
             if sum(sizes) > size:
                 start, size = self._end, _round(sum(sizes) * 5 // 4, mmap.PAGESIZE)
                 self._end = start + size
@@ -104,6 +105,30 @@ def _view(memory, entry):
     if not count:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(shape)
+
+
+class SharedFile:
+    """An empty file that only this user's processes can open.
+
+    Attributes:
+        path: String.
+    """
+
+    def __init__(self):
+        self._folder = None
+        if hasattr(os, "memfd_create"):
+            self._descriptor = os.memfd_create("parallel_keras")
+            self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        else:
+            self._folder = tempfile.mkdtemp(prefix="parallel_keras")
+            self.path = os.path.join(self._folder, "file")
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def close(self):
+        """Leave nothing on disk. Who has opened it keeps it."""
+        os.close(self._descriptor)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class Meeting:

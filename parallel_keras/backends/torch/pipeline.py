@@ -19,8 +19,18 @@ from parallel_keras import capabilities, features, keras_internals
 from parallel_keras import devices as device_names
 from parallel_keras import probe as probing
 from parallel_keras.backends.pipelined import Pipelined
-from parallel_keras.backends.torch import batches, forwarding, memory, remote, shipping, workers
+from parallel_keras.backends.torch import (
+    batches,
+    forwarding,
+    links,
+    memory,
+    remote,
+    shipping,
+    workers,
+)
+from parallel_keras.backends.torch.channel import Channel
 from parallel_keras.backends.torch.devices import torch_device
+from parallel_keras.backends.torch.links import LinkedChannel
 from parallel_keras.backends.torch.shipment import Shipment
 from parallel_keras.backends.torch.stage import StageRank
 from parallel_keras.backends.torch.stage_homes import Homes
@@ -211,8 +221,13 @@ class Lowering(Pipelined):
 class _Stages(Shipment):
     """One stage of the model on each rank, with the numbers of its own variables only."""
 
+    _paths: dict = {}
+    _give_back: Any = None
+    _channel: Any = None
+
     def lost(self):
         super().lost()
+        self._close_links()
         self.rank: Any = None
         self.homes: Any = None
         self._cuts: list = []
@@ -253,7 +268,10 @@ class _Stages(Shipment):
         self.homes = Homes(model, cut, variables)
         ranks = {id(v._value): self.homes.ranks(v) for v in variables}
         specs = shipping.specs(tensors)
-        cuts = lowering.strategy, self._described(cut)
+        self._close_links()
+        if links.on_one_cpu([torch_device(name) for name in lowering.devices]):
+            self._paths, self._give_back = links.make_files(lowering.world_size)
+        cuts = lowering.strategy, self._described(cut), self._paths
         for rank in range(1, lowering.world_size):
             held = [ranks.get(id(t)) for t in tensors]
             absent = {i for i, some in enumerate(held) if some is not None and rank not in some}
@@ -264,12 +282,24 @@ class _Stages(Shipment):
 
     def delivered(self):
         lowering = self.lowering
+        pool, strategy = lowering.pool, lowering.strategy
+        if self._paths:
+            self._channel = LinkedChannel(0, self._paths, strategy.timeout, pool.check)
+        else:
+            self._channel = Channel(pool.group, lowering.device)
         self.rank = StageRank(
-            lowering.model, 0, lowering.pool.group, lowering.device, lowering.strategy.recompute
+            lowering.model, 0, pool.group, lowering.device, self._channel, strategy.recompute
         )
 
     def refresh(self):
         self.rank.refresh()
+
+    def _close_links(self):
+        if isinstance(self._channel, LinkedChannel):
+            self._channel.close()
+        if self._give_back is not None:
+            self._give_back()
+        self._paths, self._give_back, self._channel = {}, None, None
 
     # ---- numbers that are with the workers ----
 

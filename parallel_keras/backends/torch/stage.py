@@ -14,7 +14,6 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from parallel_keras import batch, keras_internals, schedule
-from parallel_keras.backends.torch.channel import Channel
 from parallel_keras.backends.torch.stage_optimizer import StageOptimizer
 from parallel_keras.backends.torch.stage_state import StageState
 from parallel_keras.stages import BATCH
@@ -28,6 +27,7 @@ class StageRank:
         rank: Int, also the number of the stage.
         group: The process group of all ranks.
         device: This rank's `torch.device`.
+        channel: What carries values to and from the other ranks.
         recompute: Bool. Whether forward passes are computed again for the backward pass.
 
     Attributes:
@@ -37,13 +37,13 @@ class StageRank:
             activations were kept at once.
     """
 
-    def __init__(self, model, rank, group, device, recompute):
+    def __init__(self, model, rank, group, device, channel, recompute):
         self.model = model
         self.rank = rank
         self.group = group
         self.device = device
         self.recompute = recompute
-        self.channel = Channel(group, device)
+        self.channel = channel
         self.events: list = []
         self.alive = 0
         self._updating: list | None = None  # the ranks that update, once known
@@ -189,6 +189,7 @@ class _Run:
         self.staged = staged
         self.stage = staged.stages[rank.rank]
         self.channel = rank.channel
+        self.channel.begin()
         self.x, self.y, self.sample_weight = data
         self.rows = batch.row_slices(total, microbatches)
         self.shares = batch.shares(total, microbatches)

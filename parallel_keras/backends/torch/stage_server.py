@@ -1,11 +1,15 @@
 """A model in a worker that computes one of its stages."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from parallel_keras import keras_internals, schedule
 from parallel_keras.backends.staged import Staged, symbol
 from parallel_keras.backends.torch import configuration, forwarding, shipping
+from parallel_keras.backends.torch.channel import Channel
+from parallel_keras.backends.torch.links import LinkedChannel
 from parallel_keras.backends.torch.stage import StageRank
 from parallel_keras.backends.torch.stage_homes import Homes
 from parallel_keras.backends.torch.structures import fill, leaves
@@ -17,16 +21,21 @@ class ServedStage:
     Args:
         model: The Keras model.
         context: The worker's rank, group, buffers and board.
-        cuts: The strategy, and the first cut, which is one for training.
+        cuts: The strategy, the first cut, which is one for training, and the paths of links.
     """
 
     def __init__(self, model, context, cuts):
         self.model = model
         self.context = context
-        self.strategy, first = cuts
+        self.strategy, first, paths = cuts
         self._cuts: dict = {}
+        if paths:
+            # A peer that dies is noticed by the caller, which then ends this process.
+            channel: Any = LinkedChannel(context.rank, paths, self.strategy.timeout, lambda: None)
+        else:
+            channel = Channel(context.group, context.device)
         self.rank = StageRank(
-            model, context.rank, context.group, context.device, self.strategy.recompute
+            model, context.rank, context.group, context.device, channel, self.strategy.recompute
         )
         self.homes = Homes(model, self.add_cut(*first), shipping.variables_of(model))
 
