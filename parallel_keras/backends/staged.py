@@ -210,8 +210,8 @@ def _counts(model, strategy, count, calls):
     listed_costs = [0 if c.enters else _next(weights.get(id(c.operation))) for c in calls]
     if count > len(calls):
         raise ValueError(
-            f"A model of {len(calls)} layers and operations cannot be cut into {count} stages. "
-            f"Received: stages={count}"
+            f"A model of {len(calls)} layers and operations cannot be cut into {count} stages: "
+            f"write pk.PipelineParallel({len(calls)}). Received: {count} stages"
         )
     return balance.split(listed_costs, count)
 

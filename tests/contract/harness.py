@@ -98,6 +98,24 @@ def model_grid(room, quick, devices=(2, 3)):
     ]
 
 
+def grid_of(room, quick, named, is_quick):
+    """The same for any strategy.
+
+    Args:
+        room: A module with `CASES`.
+        quick: Set of the names of the cases that `make test` runs.
+        named: A name and a function that makes the strategy of a case.
+        is_quick: Bool. Whether `make test` runs any of these.
+    """
+    _check_names(room)
+    name, make_strategy = named
+    return [
+        pytest.param(case, make_strategy, id=parameters.id, marks=parameters.marks)
+        for case in room.CASES
+        for parameters in [_parameters(case, name, is_quick and case.name in quick)]
+    ]
+
+
 def _check_names(room):
     names = [case.name for case in room.CASES]
     twice = {name for name in names if names.count(name) > 1}

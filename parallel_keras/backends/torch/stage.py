@@ -292,7 +292,7 @@ class _Run:
             pairs = [(given[number], gradient) for number, gradient in gradients.items()]
             share = self.shares[microbatch]
             pairs += [(self.scale(loss) * share, None) for loss in losses]
-            if self.is_last:
+            if self.is_last and keras_internals.compile_loss_of(self.rank.model) is not None:
                 if by_parts:
                     pairs.append(
                         (self.scale(self._loss_of_part(microbatch, outputs)) * share, None)

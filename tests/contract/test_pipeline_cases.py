@@ -1,0 +1,73 @@
+"""Every case as a pipeline equals plain Keras."""
+
+import re
+
+import keras
+import pytest
+from cases import batches, kinds, losses, metrics, optimizers
+from harness import check, grid_of
+
+import parallel_keras as pk
+from parallel_keras.capabilities import FEATURES
+
+ROOMS = (optimizers, batches, losses, kinds, metrics)
+QUICK = {
+    "optimizer_adam",
+    "global_clipnorm",
+    "ema_overwrite",
+    "accumulation_ema",
+    "rows69_batch16",
+    "validation_split",
+    "loss_weights_dict",
+    "regularizers",
+    "subclassed",
+    "sequential_unbuilt",
+    "transformer_adam",
+    "unreached_output",
+}
+# Refused by name: see test_refusals.py.
+REFUSED = {
+    "optimizer_of_several": "wrapped_optimizer",
+    "loss_scale_float32": "wrapped_optimizer",
+    "loss_scale_accumulation": "wrapped_optimizer",
+    "layer_metric": "layer_metric",
+}
+
+
+def pipelines(stages):
+    """A pipeline in every way of a case: its name, and a function of the case."""
+
+    def strategy(case):
+        model = built(case)
+        # By definition micro-batches of these are not what one batch is: test_pipeline.py.
+        one = any(
+            isinstance(layer, keras.layers.BatchNormalization) or layer._seed_generators
+            for layer in model._flatten_layers()
+        )
+        layers = [x for x in model.layers if not isinstance(x, keras.layers.InputLayer)]
+        count = min(stages, max(2, len(layers)))
+        return pk.PipelineParallel(count, microbatches=1 if one else 4)
+
+    return f"pipeline={stages}", strategy
+
+
+def built(case):
+    model = case.model()
+    if not model.built:
+        model(keras.tree.map_structure(lambda a: a[:2], case.data()["x"]))
+    return model
+
+
+CASES = [
+    case for room in ROOMS for n in (2, 3) for case in grid_of(room, QUICK, pipelines(n), n == 2)
+]
+
+
+@pytest.mark.parametrize("case, strategy", CASES)
+def test_cases(case, strategy, backend):
+    feature = REFUSED.get(case.name)
+    if feature and FEATURES[feature].reason("pipeline", backend):
+        with pytest.raises(pk.UnsupportedError, match=re.escape(FEATURES[feature].title)):
+            check(case, strategy(case))
+    else:
+        check(case, strategy(case))
