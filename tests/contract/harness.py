@@ -143,7 +143,10 @@ def _quick(case, traced):
 
 def scenarios(functions, replicas=(1, 2, 3, 4), quick=(3,)):
     """pytest parameters `scenario, strategy` for functions of a strategy that give a record."""
-    strategies = [(f"data={n}", n in quick) for n in replicas] + [("model=2", False)]
+    strategies = [(f"data={n}", n in quick) for n in replicas] + [
+        ("model=2", False),
+        ("pipeline=2", False),
+    ]
     return [
         pytest.param(
             function,

@@ -312,7 +312,7 @@ def _scenarios():
             ],
         )
         for scenario in [*SCENARIOS, *OWN]
-        for strategy in ("data=2", "data=3", "model=2")
+        for strategy in ("data=2", "data=3", "model=2", "pipeline=2")
     ]
 
 

@@ -125,7 +125,7 @@ SLOW = {
 }
 
 
-def kinds(strategies=("data=2", "data=3", "model=2")):
+def kinds(strategies=("data=2", "data=3", "model=2", "pipeline=2")):
     return [
         pytest.param(
             kind,

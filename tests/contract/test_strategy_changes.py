@@ -17,6 +17,7 @@ import parallel_keras as pk
 OPTIONS = {"batch_size": 16, "verbose": 0, "shuffle": False}
 
 TOUR = (None, "data=2", "data=3", None, pk.DataParallel(2))
+LONG_TOUR = ("pipeline=2", "data=2", pk.PipelineParallel(2, microbatches=3), "model=2", None)
 
 KINDS = {
     "adam": (models.mlp, compiled(adam)),
@@ -41,14 +42,17 @@ KINDS = {
 @pytest.mark.parametrize(
     "kind", ["adam", *(pytest.param(k, marks=LONG_WHERE_TRACED) for k in KINDS if k != "adam")]
 )
-def test_a_tour_of_strategies_equals_the_unbroken_run(kind):
+@pytest.mark.parametrize("tour", [TOUR, pytest.param(LONG_TOUR, marks=LONG_WHERE_TRACED)])
+def test_a_tour_of_strategies_equals_the_unbroken_run(kind, tour):
+    if kind == "loss_scale" and tour is LONG_TOUR:
+        pytest.skip("refused as a pipeline: see test_refusals.py")
     build, arguments = KINDS[kind]
     data = rows.classes()
     plain = make(build, arguments(), None)
     toured = pk.parallelize(make(build, arguments(), None))
     optimizer = toured.optimizer
     records = ([], [])
-    for strategy in TOUR:
+    for strategy in tour:
         toured.set_strategy(strategy)
         assert toured.strategy == (
             strategy if isinstance(strategy, pk.Strategy) else _expected(strategy)
@@ -66,10 +70,16 @@ def test_a_tour_of_strategies_equals_the_unbroken_run(kind):
 
 
 def _expected(strategy):
-    return pk.SingleDevice() if strategy is None else pk.DataParallel(int(strategy[-1]))
+    if strategy is None:
+        return pk.SingleDevice()
+    kinds = {"data": pk.DataParallel, "model": pk.ModelParallel, "pipeline": pk.PipelineParallel}
+    name, _, count = strategy.partition("=")
+    return kinds[name](int(count))
 
 
-@pytest.mark.parametrize("strategy", ["data=3"])
+@pytest.mark.parametrize(
+    "strategy", ["data=3", pytest.param("pipeline=2", marks=LONG_WHERE_TRACED)]
+)
 def test_references_stay_valid(strategy):
     model = pk.parallelize(make(models.mlp, compiled(adam)(), None))
     kernel, variables = model.layers[1].kernel, list(model.variables)
@@ -297,7 +307,7 @@ def test_the_model_answers_as_it_did():
     assert model.get_config()["layers"][0]["class_name"] == "InputLayer"
 
 
-@pytest.mark.parametrize("strategy", ["data", "model"])
+@pytest.mark.parametrize("strategy", ["data", "model", "pipeline"])
 def test_a_plain_model_that_shares_a_layer_sees_what_it_learns(strategy):
     data, outputs = rows.classes(), []
     for chosen in (None, strategy):

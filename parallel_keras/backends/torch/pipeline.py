@@ -238,6 +238,10 @@ class _Stages(Shipment):
         """Have the workers hold the model, cut for inputs like these."""
         self._x = x
         self.ensure()
+        if self._attributes and keras_internals.graph_of(self.lowering.model) is None:
+            # A `call` that was traced may have read what the program has changed since.
+            self.lowering.forget()
+            self._cuts.clear()
         for training in (True, False):
             self._tell(self.lowering.staged(x, training))
 
@@ -247,7 +251,7 @@ class _Stages(Shipment):
     def _tell(self, cut):
         if not any(known is cut for known in self._cuts):
             self._cuts.append(cut)
-            message = ("cut", self.lowering.key, *self._described(cut))
+            message = ("cut", self.lowering.key, self._attributes, *self._described(cut))
             self.lowering.pool.broadcast_message(message)
 
     def _described(self, cut):

@@ -59,9 +59,9 @@ class Server:
         model = shipping.join(skeleton, tensors)
         self.models[key] = ServedStage(model, self.context, cuts)
 
-    def on_cut(self, key, *cut):
-        """Get to know how a model is cut for inputs of another kind."""
-        self.models[key].add_cut(*cut)
+    def on_cut(self, key, attributes, *cut):
+        """Get to know how a model is cut for inputs of another kind, or as it is now."""
+        self.models[key].cut_anew(attributes, *cut)
 
     def on_step(self, key, number, kind, work, changes):
         """One train, test or predict step."""

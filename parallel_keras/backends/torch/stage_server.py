@@ -47,6 +47,11 @@ class ServedStage:
         self._cuts[number] = Staged(self.model, self.strategy, symbols, training, numbers)
         return self._cuts[number]
 
+    def cut_anew(self, attributes, *cut):
+        """Cut a model whose `call` may read attributes that the program has changed."""
+        forwarding.apply(self.model, self.homes.variables, attributes, [])
+        self.add_cut(*cut)
+
     def step(self, number, kind, work, changes):
         """One step on the micro-batches of a batch; see `pipeline.py` for the arguments."""
         self.take_over(changes)
