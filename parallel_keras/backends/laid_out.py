@@ -236,11 +236,7 @@ class LaidOut(Lowering):
     def _settle(self):
         """Bring every variable to its device."""
         model = self.model
-        self.homes: dict = {}
-        for unit in placement.units(model):
-            if isinstance(unit, keras.Layer):
-                for variable in keras_internals.own_variables(unit):
-                    self.homes.setdefault(id(variable), self.numbers.get(id(unit), 0))
+        self.homes: dict = self._homes_of_weights()
         for metric in model.metrics:
             for variable in metric.variables:
                 self.homes.setdefault(id(variable), self.last)
@@ -250,6 +246,15 @@ class LaidOut(Lowering):
         self._move(
             (v, self.homes.get(id(v), 0)) for v in keras_internals.every_variable(self.model)
         )
+
+    def _homes_of_weights(self):
+        """Dict from the id of a weight to the number of its device."""
+        homes: dict = {}
+        for unit in placement.units(self.model):
+            if isinstance(unit, keras.Layer):
+                for variable in keras_internals.own_variables(unit):
+                    homes.setdefault(id(variable), self.numbers.get(id(unit), 0))
+        return homes
 
     def _house(self, optimizer):
         """Slots are where their variables are."""

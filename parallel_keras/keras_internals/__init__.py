@@ -235,6 +235,9 @@ from parallel_keras.keras_internals.tensorflow import (
     tf_variable as tf_variable,
 )
 from parallel_keras.keras_internals.training import (
+    add_up_losses as add_up_losses,
+)
+from parallel_keras.keras_internals.training import (
     batches_of as batches_of,
 )
 from parallel_keras.keras_internals.training import (

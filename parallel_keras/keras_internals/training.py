@@ -43,6 +43,13 @@ def compute_loss(model, x, y, y_pred, sample_weight, training):
     )
 
 
+def add_up_losses(losses):
+    """The loss in the logs, from a list of scalars. trainer.py, 3.15.1."""
+    if not losses:
+        raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
+    return losses[0] if len(losses) == 1 else keras.ops.sum(losses)
+
+
 def loss_tracker(model):
     """The metric behind the logs' "loss". trainer.py, 3.15.1."""
     return model._loss_tracker

@@ -62,7 +62,7 @@ class Replica:
         (x,) = rows.take(data)
         with capture(self.model, self._number):
             y_pred = self._call(x, training=False)
-        return tree.map_structure(lambda leaf: self._own_rows(leaf, rows), y_pred)
+        return tree.map_structure(lambda leaf: rows.own(leaf, self.strategy), y_pred)
 
     def _rows(self, total):
         return Rows(total, self.replicas, self._number)
@@ -84,19 +84,6 @@ class Replica:
             self.model, x, y, y_pred, sample_weight, training=training
         )
         return y_pred, loss
-
-    def _own_rows(self, leaf, rows):
-        known = leaf.shape[0] if leaf.shape.rank else None
-        # A size that is known where the number of rows is not has nothing to do with it.
-        other = not isinstance(rows.size, int) or known != rows.size
-        if leaf.shape.rank == 0 or (known is not None and other):
-            check(
-                "row_output",
-                self.strategy,
-                "tensorflow",
-                f"an output of shape {tuple(leaf.shape)}",
-            )
-        return leaf[: rows.count] if rows.may_be_none else leaf
 
     # ---- metrics ----
 

@@ -64,6 +64,15 @@ class Rows:
 
         return tree.map_structure(part, data)
 
+    def own(self, leaf, strategy):
+        """An output computed from these rows, without that of a row of another."""
+        known = leaf.shape[0] if leaf.shape.rank else None
+        # A size that is known where the number of rows is not has nothing to do with it.
+        other = not isinstance(self.size, int) or known != self.size
+        if leaf.shape.rank == 0 or (known is not None and other):
+            check("row_output", strategy, "tensorflow", f"an output of shape {tuple(leaf.shape)}")
+        return leaf[: self.count] if self.may_be_none else leaf
+
 
 def total_rows(data, strategy):
     """The rows of a global batch: an int where it is known when the step is traced."""

@@ -1,0 +1,72 @@
+"""A global batch as micro-batches, and what is computed from them as a batch again."""
+
+import keras
+import tensorflow as tf
+
+from parallel_keras import keras_internals
+from parallel_keras.backends.tensorflow.rows import Rows, total_rows
+
+
+class Microbatches:
+    """The micro-batches of one global batch, in the graph of a step.
+
+    Args:
+        data: `(x, y, sample_weight)` of tensors.
+        strategy: A `PipelineParallel`.
+        stages: Int. The number of stages.
+
+    Attributes:
+        total: Int or scalar tensor, the rows of the batch.
+        rows: List of the `Rows` of each micro-batch. Where the number of rows is not
+            known when the step is traced, some may have none.
+    """
+
+    def __init__(self, data, strategy, stages):
+        self.strategy = strategy
+        self.data = data
+        self.total = total_rows(data, strategy)
+        most = self.total if isinstance(self.total, int) else _MANY
+        count = strategy.microbatches_of(most, stages)
+        self.rows = [Rows(self.total, count, number) for number in range(count)]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def take(self, structure, number):
+        """The rows of one micro-batch."""
+        return structure if len(self) == 1 else self.rows[number].take(structure)
+
+    def weighted(self, loss, number):
+        """A micro-batch's part of a loss of the batch, from its own mean."""
+        if not loss.dtype.is_floating:
+            loss = tf.cast(loss, keras.config.floatx())
+        return loss if len(self) == 1 else loss * self.rows[number].share(loss.dtype)
+
+    def together(self, parts):
+        """Tensors of all micro-batches as one, with their Keras masks."""
+        if len(self) == 1:
+            return parts[0]
+        whole = self._rows_of(parts)
+        masks = [keras_internals.keras_mask(part) for part in parts]
+        if masks[0] is not None:
+            keras_internals.set_keras_mask(whole, self._rows_of(masks))
+        return whole
+
+    def _rows_of(self, parts):
+        own = [r.own(part, self.strategy) for part, r in zip(parts, self.rows, strict=True)]
+        whole = tf.concat(own, axis=0)
+        # Where Keras knows the number of rows when it traces, it is known here.
+        known = self.total if isinstance(self.total, int) else None
+        whole.set_shape([known, *whole.shape[1:]])
+        return whole
+
+    def part_of_gradient(self, gradient, number):
+        """What one micro-batch's rows have of the gradient of a tensor of `together`."""
+        part = self.take(gradient, number)
+        rows = self.rows[number]
+        if not rows.may_be_none or len(self) == 1:
+            return part
+        return tf.where(rows.some, part, tf.zeros_like(part))
+
+
+_MANY = 2**31  # rows enough for any number of micro-batches

@@ -1,0 +1,96 @@
+"""PipelineParallel on TensorFlow: one `tf.function`, stages on devices, micro-batches.
+
+Keras's own fit hands whole global batches to the functions made here. Their graph holds
+every micro-batch's pass through every stage (pipeline_step.py and stage.py), and the
+graph executor overlaps them.
+"""
+
+from typing import Any
+
+from parallel_keras import keras_internals, placement
+from parallel_keras.backends.pipelined import Pipelined
+from parallel_keras.backends.tensorflow import clock
+from parallel_keras.backends.tensorflow.pipeline_step import Step
+from parallel_keras.backends.tensorflow.stage_homes import StageHomes
+from parallel_keras.backends.tensorflow.whole_batches import WholeBatches
+
+
+class Lowering(WholeBatches, Pipelined):
+    """One model under `PipelineParallel` on TensorFlow.
+
+    Attributes:
+        records: Bool. Whether training steps take down when what was computed.
+    """
+
+    def __init__(self, model, strategy):
+        super().__init__(model, strategy)
+        self.homes = StageHomes(model, strategy, self.devices)
+        self.records = True
+        self._inputs: Any = None  # as a batch's were, for a model without a graph of its own
+        self._places: Any = None  # as they were when the model was cut
+        self._times: Any = None  # of the last training step
+
+    # ---- life ----
+
+    def check(self):
+        super().check()
+        self._cut()
+
+    def chosen(self):
+        self.attach()
+
+    def attach(self):
+        places = placement.places_of(self.model), len(placement.units(self.model))
+        if places != self._places:
+            self.forget()
+            self._places = places
+            self._made = {kind: {} for kind in self._made}
+        cut = self._cut()
+        if cut is not None:
+            self.homes.settle(cut)
+
+    def prepare(self, name):
+        if name in ("fit", "train_on_batch") and self.model.compiled and self.model.built:
+            # A callback may load the optimizer's state before the first step.
+            keras_internals.build_optimizer(self.model)
+            self.attach()
+
+    def detach(self):
+        self.homes.detach()
+
+    def _cut(self):
+        """The model's stages for training, or `None` where its inputs are not known yet."""
+        if not keras_internals.is_built(self.model, "predict"):
+            return None
+        graph = keras_internals.graph_of(self.model)
+        inputs = self._inputs if graph is None else list(graph.inputs)
+        return None if inputs is None else self.staged(inputs, training=True)
+
+    # ---- steps ----
+
+    def will_run_on(self, x):
+        self._inputs = x
+        self.homes.settle(self.staged(x, training=True))
+        self.staged(x, training=False)
+
+    def step(self, kind):
+        def step(data):
+            cut = self.staged(data[0], training=kind == "train")
+            with self.homes.stepping():
+                return getattr(Step(self, cut, data), kind)()
+
+        return step
+
+    def finished(self, kind, result):
+        if kind != "train":
+            return result
+        logs, self._times = result
+        return logs
+
+    def events(self):
+        """What each device did in the last training step.
+
+        Returns:
+            List of `(device, kind, stage, microbatch, start, end)`: see `clock.events`.
+        """
+        return [] if self._times is None else clock.events(self._times, self.devices)
