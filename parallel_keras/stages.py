@@ -157,7 +157,7 @@ def by_split_points(names, points):
     >>> by_split_points([("a",), ("b",), ("c",)], ("b", "c"))
     [0, 1, 2]
     """
-    starts = []
+    starts: list = []
     for point in points:
         found = next((i for i, known in enumerate(names) if point in known), None)
         if found is None:

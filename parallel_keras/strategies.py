@@ -18,7 +18,6 @@ class Strategy:
 
     name = ""
     lowering = ""
-    num_stages = 1
 
     def _fields(self):
         """The arguments that tell this strategy from another, in order."""
@@ -32,6 +31,11 @@ class Strategy:
     @property
     def num_replicas(self):
         """Int. How many copies of the model train on slices of a batch."""
+        return 1
+
+    @property
+    def num_stages(self):
+        """Int. Into how many parts the model is cut that work at the same time."""
         return 1
 
     def devices_for(self, needed):
@@ -290,6 +294,7 @@ class PipelineParallel(Strategy):
     schedule: str
     split_points: tuple | None
     timeout: float
+    _count: int | None
     _devices: int | tuple | None
     _stages: int | None
 

@@ -185,7 +185,8 @@ class _Walk:
 def _enter(graph, inputs, mask=None, **_):
     """What a nested model does with its inputs first. models/functional.py, 3.15.1."""
     inputs = graph._standardize_inputs(inputs)
-    for tensor, one in zip(inputs, keras.tree.flatten(mask) if mask is not None else ()):
+    flat = keras.tree.flatten(mask) if mask is not None else ()
+    for tensor, one in zip(inputs, flat, strict=False):
         if one is not None:
             set_keras_mask(tensor, one)
     return inputs

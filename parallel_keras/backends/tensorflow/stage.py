@@ -7,6 +7,7 @@ asked for gradients under the stage's device: `tf.GradientTape` remembers no dev
 """
 
 import contextlib
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -174,7 +175,7 @@ class _Pass:
         """Compute; returns a list of the scalars that it ends with."""
         stage, step = self.stage, self.stage.step
         self.values = dict(self.taken)
-        self.tape = tf.GradientTape() if self.records else None
+        self.tape: Any = tf.GradientTape() if self.records else None
         with (
             step.state.microbatch(stage.computed.layers, self.number, self.draws),
             self.tape or contextlib.nullcontext(),

@@ -5,6 +5,8 @@ what ModelParallel does; layers compute as they are, since a step brings each st
 its device as a whole.
 """
 
+from typing import Any
+
 from parallel_keras import keras_internals
 from parallel_keras.backends.tensorflow import model
 from parallel_keras.backends.tensorflow.devices import tf_device
@@ -22,7 +24,7 @@ class StageHomes(model.Lowering):
     def __init__(self, model, strategy, devices):
         super().__init__(model, strategy)
         self.devices = devices
-        self.cut = None
+        self.cut: Any = None
         self.homes: dict = {}
 
     def changed_devices(self):

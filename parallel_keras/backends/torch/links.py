@@ -74,7 +74,7 @@ class Link:
         place = self._place(self._count)
         wait(lambda: place[0] > self._count)
         self._keep_order()
-        found = []
+        found: list = []
         for start, code, wants_gradient, dimensions, *shape in (
             place[8:].reshape(_ROWS, _WIDTH)[: place[1]].tolist()
         ):

@@ -153,8 +153,8 @@ class Lowering(Pipelined):
             structure = tree.map_structure(lambda leaf: leaf is not None, needed)
             arrays = [leaf for leaf in leaves(needed) if leaf is not None]
             layout = self.pool.inbound(rank).write(number % memory.SLOTS, arrays)
-            work = (self.ship.cut_number(cut), structure, layout, total, microbatches, name)
-            work = (*work, self.loss_of_parts(cut))
+            how = total, microbatches, name, self.loss_of_parts(cut)
+            work = (self.ship.cut_number(cut), structure, layout, *how)
             self.pool.send(rank, ("step", self.key, number, kind, work, changes))
             values = self.ship.homes.chosen(changes[0], rank)
             shipping.send(values, rank, self.pool.group)

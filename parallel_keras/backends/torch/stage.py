@@ -216,7 +216,7 @@ class _Run:
     # ---- forward ----
 
     def forward(self, microbatch):
-        values = {}
+        values: dict = {}
         if BATCH in self._sources:
             rows = self.rows[microbatch]
             part = keras.tree.map_structure(lambda x: None if x is None else x[rows], self.x)
