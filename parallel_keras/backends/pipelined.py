@@ -4,6 +4,7 @@ A backend adds how the stages compute and what carries values between them.
 """
 
 import functools
+from typing import Any
 
 from keras import tree
 
@@ -24,15 +25,28 @@ class Pipelined(Lowering):
         super().__init__(model, strategy)
         self.devices = strategy.devices_for(placement.devices_needed(model))
         self._staged: dict = {}
+        self._places: Any = None  # as they were when the model was cut
 
     def check(self):
-        if self.strategy.microbatches == 1:
-            return
         for layer in keras_internals.flatten_layers(self.model):
-            if getattr(layer, "synchronized", False):
+            if self.strategy.microbatches != 1 and getattr(layer, "synchronized", False):
                 capabilities.check(
                     "synchronized_batch_norm", self.strategy, backends.name(), f"layer {layer.name}"
                 )
+        self.cut()
+
+    def cut(self, inputs=None):
+        """The model's stages for training, or `None` where its inputs are not known yet.
+
+        Args:
+            inputs: Inputs as a batch's were, for a model without a graph of its own.
+        """
+        if not keras_internals.is_built(self.model, "predict"):
+            return None
+        graph = keras_internals.graph_of(self.model)
+        if graph is not None:
+            inputs = list(graph.inputs)
+        return None if inputs is None else self.staged(inputs, training=True)
 
     def staged(self, x, training):
         """The model's stages, for inputs like these.
@@ -61,6 +75,19 @@ class Pipelined(Lowering):
             return lambda calls: staged.numbers_of(self.model, self.strategy, count, calls)
         # What trains decides where the variables live.
         return functools.partial(staged.numbers_like, self.staged(x, True))
+
+    def notice_places(self):
+        """Forget the cut where layers have been placed since.
+
+        Returns:
+            Bool. Whether they have.
+        """
+        places = placement.places_of(self.model), len(placement.units(self.model))
+        if places == self._places:
+            return False
+        self._places = places
+        self.forget()
+        return True
 
     def forget(self):
         """Cut the model anew when it runs next: it may have changed."""

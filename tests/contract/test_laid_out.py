@@ -11,6 +11,7 @@ import models
 import numpy as np
 import pytest
 import rows
+from executed import MOVES, executed
 from harness import SEED, compare, fit, make, state
 from keras import layers
 
@@ -92,24 +93,6 @@ def test_forward_and_backward_run_where_the_layers_are(build, data):
     assert set(updates) == {0, 1}
     losses = [device for _, op, device in nodes if "CrossEntropy" in op]
     assert losses and set(losses) == {1}, "the loss is where the outputs are"
-
-
-# What carries a value from device to device, or none.
-MOVES = ("_Send", "_Recv", "_HostSend", "_HostRecv", "Const", "NoOp", "_Arg", "_Retval", "Identity")
-
-
-def executed(run):
-    """Name, operation and device number of what TensorFlow runs on its devices."""
-    from tensorflow.python.eager import context
-
-    context.context().enable_run_metadata()
-    run()
-    metadata = context.context().export_run_metadata()
-    context.context().disable_run_metadata()
-    for function in metadata.function_graphs:
-        for graph in function.partition_graphs:
-            for node in graph.node:
-                yield node.name, node.op, int(node.device.rsplit(":", 1)[1])
 
 
 @pytest.mark.parametrize("build, data", [(skip, rows.classes), (Blocks, rows.classes)])

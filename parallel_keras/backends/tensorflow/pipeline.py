@@ -7,7 +7,7 @@ graph executor overlaps them.
 
 from typing import Any
 
-from parallel_keras import keras_internals, placement
+from parallel_keras import keras_internals
 from parallel_keras.backends.pipelined import Pipelined
 from parallel_keras.backends.tensorflow import clock
 from parallel_keras.backends.tensorflow.pipeline_step import Step
@@ -27,25 +27,17 @@ class Lowering(WholeBatches, Pipelined):
         self.homes = StageHomes(model, strategy, self.devices)
         self.records = True
         self._inputs: Any = None  # as a batch's were, for a model without a graph of its own
-        self._places: Any = None  # as they were when the model was cut
         self._times: Any = None  # of the last training step
 
     # ---- life ----
-
-    def check(self):
-        super().check()
-        self._cut()
 
     def chosen(self):
         self.attach()
 
     def attach(self):
-        places = placement.places_of(self.model), len(placement.units(self.model))
-        if places != self._places:
-            self.forget()
-            self._places = places
+        if self.notice_places():
             self._made = {kind: {} for kind in self._made}
-        cut = self._cut()
+        cut = self.cut(self._inputs)
         if cut is not None:
             self.homes.settle(cut)
 
@@ -57,14 +49,6 @@ class Lowering(WholeBatches, Pipelined):
 
     def detach(self):
         self.homes.detach()
-
-    def _cut(self):
-        """The model's stages for training, or `None` where its inputs are not known yet."""
-        if not keras_internals.is_built(self.model, "predict"):
-            return None
-        graph = keras_internals.graph_of(self.model)
-        inputs = self._inputs if graph is None else list(graph.inputs)
-        return None if inputs is None else self.staged(inputs, training=True)
 
     # ---- steps ----
 

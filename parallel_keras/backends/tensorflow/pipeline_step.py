@@ -144,9 +144,8 @@ class Step:
         That can wait until the last stage has nothing else to do.
         """
         last = self.stages[-1]
-        outputs = last.after_all(self.outputs)
         with last.computing():
-            self.outputs = outputs
+            self.outputs = last.after_all(self.outputs)
             whole = self._whole_outputs()
             losses = self._loss_of(whole) if self._loss is None else self._loss
             total = keras_internals.add_up_losses([*losses, *self.added])

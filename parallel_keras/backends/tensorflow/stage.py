@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from parallel_keras import keras_internals, schedule
 from parallel_keras.backends.tensorflow import placing
+from parallel_keras.backends.tensorflow.ordering import Order
 from parallel_keras.stages import BATCH
 
 
@@ -35,13 +36,15 @@ class Stage:
         self.trainable = [v for v in computed.used if v.trainable] if step.is_training else []
         self.learns = bool(self.trainable or learning)
         self.is_last = computed.number == len(step.cut.stages) - 1
+        self._order = Order()
         self.end = None  # the mark at the end of the last piece of work
         self._passes: dict = {}  # by micro-batch: what its backward pass needs
 
     @contextlib.contextmanager
     def computing(self):
         """A scope in which everything computes on the stage's device, loops too."""
-        with placing.device_function(lambda operation: operation.device or self.device):
+        on_device = placing.device_function(lambda operation: operation.device or self.device)
+        with on_device, self._order.kept():
             yield
 
     # ---- forward ----
@@ -124,8 +127,7 @@ class Stage:
 
     def after_all(self, outputs):
         """Lists of tensors, held back until the stage has no more work of this step."""
-        with self.computing():
-            return [[_held(x, [self.end]) for x in tensors] for tensors in outputs]
+        return [[_held(x, [self.end]) for x in tensors] for tensors in outputs]
 
     def _begin(self, inputs):
         """Hold the inputs of a piece of work back until the one before has ended.

@@ -53,6 +53,8 @@ class Lowering(Pipelined):
 
     def attach(self):
         """Have the workers started; the first step waits for them."""
+        if self.notice_places():
+            self.ship.drop()
         self.pool = workers.pool(self.world_size, self.devices, self.strategy.timeout)
 
     def detach(self):
@@ -63,7 +65,7 @@ class Lowering(Pipelined):
         self.ship.probed = False
 
         def function(data):
-            return self._guarded(kind, data[0])
+            return self._guarded(kind, *self._ready(kind, data[0]))
 
         return function
 
@@ -93,10 +95,23 @@ class Lowering(Pipelined):
 
     # ---- a step ----
 
-    def _guarded(self, kind, data):
+    def _ready(self, kind, data):
+        """A batch as the step takes it, and its rows; raises where there can be no step."""
+        data = batches.prepared(kind, data, self.strategy)
+        total = forwarding.row_count(data)
+        if not total:
+            shapes = [tuple(leaf.shape) for leaf in leaves(data) if leaf is not None]
+            capabilities.check("row_shape", self.strategy, "torch", f"shapes {shapes}")
+        if not keras_internals.is_built(self.model, "predict"):
+            keras_internals.symbolic_build(self.model, data, kind)
+        self._probe(kind, data, total)
+        self.staged(data[0], training=True)
+        return data, total
+
+    def _guarded(self, kind, data, total):
         """Run a step; whatever ends it early ends the workers too."""
         try:
-            return self._step(kind, data)
+            return self._step(kind, data, total)
         except BaseException as error:
             explained = self.pool.explain(error) if isinstance(error, Exception) else None
             self.pool.abort()
@@ -107,15 +122,7 @@ class Lowering(Pipelined):
                 raise explained from error
             raise
 
-    def _step(self, kind, data):
-        data = batches.prepared(kind, data, self.strategy)
-        total = forwarding.row_count(data)
-        if not total:
-            shapes = [tuple(leaf.shape) for leaf in leaves(data) if leaf is not None]
-            capabilities.check("row_shape", self.strategy, "torch", f"shapes {shapes}")
-        if not keras_internals.is_built(self.model, "predict"):
-            keras_internals.symbolic_build(self.model, data, kind)
-        self._probe(kind, data, total)
+    def _step(self, kind, data, total):
         self.ship.ensure_cut(data[0])
         cut = self.staged(data[0], training=kind == "train")
         microbatches = self.strategy.microbatches_of(total, self.world_size)

@@ -254,19 +254,18 @@ class _Run:
 
         def compute():
             nonlocal is_first
-            after = [seed.detach().clone() for seed in seeds]
-            with torch.no_grad():
-                for seed, value in zip(seeds, before, strict=True):
-                    seed.copy_(value)
             mine = dict(taken)
-            with self.state.microbatch(share, counts=is_first):
-                losses = self.stage.forward(mine)
-            if not is_first:  # the draws have been made already
-                with torch.no_grad():
-                    for seed, value in zip(seeds, after, strict=True):
-                        seed.copy_(value)
-            is_first = False
-            return mine, losses
+            if is_first:
+                is_first = False
+                with self.state.microbatch(share):
+                    return mine, self.stage.forward(mine)
+            after = [seed.detach().clone() for seed in seeds]
+            _assign(seeds, before)
+            try:
+                with self.state.microbatch(share, counts=False):
+                    return mine, self.stage.forward(mine)
+            finally:  # the draws have been made already
+                _assign(seeds, after)
 
         made, losses = checkpoint(compute, use_reentrant=False)
         values.update(made)
@@ -372,6 +371,12 @@ def _lent_to(staged, stage):
         if variables:
             found.append((other.number, variables))
     return found
+
+
+def _assign(tensors, values):
+    with torch.no_grad():
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)
 
 
 def _rows(structure, rows):

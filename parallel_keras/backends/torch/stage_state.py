@@ -38,17 +38,20 @@ class StageState:
             counts: Bool. False where a forward pass is computed a second time.
         """
         notes: list = [[] for _ in self.norms]
-        with contextlib.ExitStack() as stack:
-            for layer, noted in zip(self.norms, notes, strict=True):
-                stack.enter_context(keras_internals.noting_moments(layer, noted.append))
-            yield
-        if counts:
-            for layer, noted in zip(self.norms, notes, strict=True):
-                self._moments[id(layer)].append(noted)
-            for variable in self.others:
-                self._note(variable, share)
-        for kept in self._kept:
-            kept.restore()
+        try:
+            with contextlib.ExitStack() as stack:
+                for layer, noted in zip(self.norms, notes, strict=True):
+                    stack.enter_context(keras_internals.noting_moments(layer, noted.append))
+                yield
+            if counts:
+                for layer, noted in zip(self.norms, notes, strict=True):
+                    self._moments[id(layer)].append(noted)
+                for variable in self.others:
+                    self._note(variable, share)
+        finally:
+            # torch ends a second pass by an exception, when it has what it needs.
+            for kept in self._kept:
+                kept.restore()
 
     def _note(self, variable, share):
         kept = next(kept for kept in self._kept if kept.tensor is variable._value)

@@ -1,0 +1,63 @@
+"""Graphs that are hard to cut into the stages of a pipeline."""
+
+import numpy as np
+import rows
+import stage_models
+from keras import losses
+
+from cases import adam, case, compiled
+
+
+def _pictures():
+    data = rows.images()
+    return {"x": data["x"], "y": np.abs(data["x"]) - 0.5 * data["x"].mean(axis=-1, keepdims=True)}
+
+
+def _ends():
+    return {"x": rows.two_inputs_dict()["x"], "y": rows.two_outputs()["y"]}
+
+
+def _padded():
+    """Sentences of very different lengths: some parts of a batch count many words, some few."""
+    data = rows.tokens()
+    rng = np.random.default_rng(13)
+    lengths = rng.integers(1, 6, len(data["x"]))
+    x = np.where(np.arange(5) < lengths[:, None], data["x"] % 10 + 1, 0)
+    return {"x": x, "y": rng.integers(0, 3, x.shape)}
+
+
+TRACED: set = set()
+
+CASES = [
+    case("chain", stage_models.chain, compile=compiled(adam)),
+    case(
+        "chain_sequential",
+        stage_models.chain_sequential,
+        compile=compiled(
+            adam, lambda: losses.SparseCategoricalCrossentropy(from_logits=True)
+        ),
+    ),
+    case("chain_subclassed", stage_models.Chain, compile=compiled(adam)),
+    case("u_net", stage_models.u_net, _pictures, compiled(loss="mse", metrics=("mae",))),
+    case(
+        "early_output",
+        stage_models.ends,
+        _ends,
+        compiled(
+            loss={"label": "sparse_categorical_crossentropy", "amount": "mse"},
+            loss_weights={"label": 1.0, "amount": 0.3},
+            metrics={"label": ["accuracy"]},
+        ),
+    ),
+    case("whole_numbers", stage_models.whole_numbers),
+    case("masked_loss", stage_models.masked_steps, _padded),
+    case("tied_weights", stage_models.tied, rows.tokens, compiled(adam)),
+    case("shared_layer", stage_models.shared, compile=compiled(adam)),
+    case("nested_models", stage_models.nested),
+    case("penalties", stage_models.penalties),
+    case("frozen_start", stage_models.frozen_start, compile=compiled(adam)),
+    case("branches", stage_models.branches),
+    # Fewer rows than micro-batches, and rows that do not divide by them.
+    case("batch_of_7", stage_models.chain, fit={"batch_size": 7}),
+    case("batch_of_2", stage_models.chain, lambda: rows.classes(7), fit={"batch_size": 2}),
+]  # fmt: skip

@@ -1,0 +1,174 @@
+"""Models whose graphs are hard to cut into stages, each with the one thing that it is about.
+
+All have six layers or more, so that four stages have work.
+"""
+
+import keras
+from keras import layers, ops
+
+
+def dense(name, units=8, **rest):
+    return layers.Dense(units, activation="tanh", name=name, **rest)
+
+
+def head(x, kinds=3, name="head"):
+    return layers.Dense(kinds, activation="softmax", name=name)(x)
+
+
+def chain():
+    """One layer after the other."""
+    x = y = keras.Input((6,))
+    for number in range(6):
+        y = dense(f"dense_{number}")(y)
+    return keras.Model(x, head(y))
+
+
+def chain_sequential():
+    return keras.Sequential([*(dense(f"dense_{n}") for n in range(6)), layers.Dense(3)])
+
+
+class Chain(keras.Model):
+    """A `call` of its own, with a loop, an operation and layers in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = [dense(f"dense_{number}") for number in range(6)]
+        self.head = layers.Dense(3, activation="softmax", name="head")
+
+    def call(self, x, training=False):
+        skip = None
+        for layer in self.hidden:
+            x = layer(x)
+            skip = x if skip is None else skip + 0.5 * x
+        return self.head(x + skip)
+
+
+def u_net():
+    """Skip connections from each step down to the step up of the same size."""
+    x = y = keras.Input((8, 8, 2))
+    skips = []
+    for number, filters in enumerate((3, 4)):
+        y = layers.Conv2D(filters, 3, padding="same", activation="tanh", name=f"down_{number}")(y)
+        skips.append(y)
+        y = layers.MaxPooling2D(name=f"pool_{number}")(y)
+    y = layers.Conv2D(6, 3, padding="same", activation="tanh", name="bottom")(y)
+    for number, filters in ((1, 4), (0, 3)):
+        y = layers.UpSampling2D(name=f"grow_{number}")(y)
+        y = layers.Concatenate(name=f"join_{number}")([y, skips[number]])
+        y = layers.Conv2D(filters, 3, padding="same", activation="tanh", name=f"up_{number}")(y)
+    return keras.Model(x, layers.Conv2D(2, 1, name="head")(y))
+
+
+def ends():
+    """An input that is needed at the end, and an output with a loss of its own early."""
+    features, words = (
+        keras.Input((6,), name="features"),
+        keras.Input((5,), dtype="int64", name="words"),
+    )
+    y = dense("first")(features)
+    amount = layers.Dense(1, name="amount")(y)
+    for number in range(3):
+        y = dense(f"dense_{number}")(y)
+    words_too = layers.GlobalAveragePooling1D()(layers.Embedding(11, 4, name="words_late")(words))
+    label = head(layers.Concatenate()([y, words_too]), name="label")
+    return keras.Model({"features": features, "words": words}, {"label": label, "amount": amount})
+
+
+def whole_numbers():
+    """Whole numbers and truth values cross borders beside what is trained."""
+    x = y = keras.Input((6,))
+    y = dense("first")(y)
+    kind = ops.cast(ops.argmax(x, axis=-1), "int32")
+    is_high = ops.greater(x[:, :1], 0)
+    y = dense("second")(y)
+    y = dense("third")(y)
+    y = y + layers.Embedding(6, 8, name="kinds")(kind)
+    y = ops.where(is_high, y, -0.5 * y)
+    return keras.Model(x, head(dense("fourth")(y)))
+
+
+def masked_steps():
+    """A mask that is made on the first stage counts in the loss on the last."""
+    x = keras.Input((5,), dtype="int64")
+    y = layers.Embedding(11, 4, mask_zero=True, name="words")(x)
+    y = layers.LSTM(5, return_sequences=True, name="lstm")(y)
+    y = layers.Dense(6, activation="tanh", name="middle")(y)
+    y = layers.LayerNormalization(name="norm")(y)
+    return keras.Model(x, layers.Dense(3, activation="softmax", name="head")(y))
+
+
+class Tied(layers.Layer):
+    """Turns vectors into scores for words, with the weights of an embedding."""
+
+    def __init__(self, embedding, **rest):
+        super().__init__(**rest)
+        self.embedding = embedding
+
+    def call(self, x):
+        return ops.matmul(x, ops.transpose(self.embedding.embeddings))
+
+
+def tied():
+    """The first and the last stage train the same weights."""
+    x = keras.Input((5,), dtype="int64")
+    embedding = layers.Embedding(11, 4, name="words")
+    y = layers.GlobalAveragePooling1D()(embedding(x))
+    for number in range(3):
+        y = dense(f"dense_{number}", 4)(y)
+    return keras.Model(x, layers.Softmax()(Tied(embedding, name="tied")(y)))
+
+
+def shared():
+    """A layer that is called first, in the middle and last."""
+    x = keras.Input((6,))
+    again = dense("again", 6)
+    y = again(x)
+    y = dense("first", 6)(y)
+    y = again(y)
+    y = dense("second", 6)(y)
+    return keras.Model(x, head(again(y)))
+
+
+def nested():
+    """Models inside models, in whose middle a border lies."""
+    x = keras.Input((8,))
+    inner = keras.Model(x, [dense("inner_1")(dense("inner_0")(x)), dense("inner_side")(x)])
+    outer = keras.Sequential([keras.Input((6,)), dense("outer_0"), dense("outer_1")])
+    x = keras.Input((6,))
+    a, b = inner(outer(x))
+    return keras.Model(x, head(layers.Add()([a, b])))
+
+
+class Penalty(layers.Layer):
+    """Adds a mean over the rows to the loss."""
+
+    def call(self, x):
+        self.add_loss(0.1 * ops.mean(ops.square(x)))
+        return x
+
+
+def penalties():
+    """Every stage adds something to the loss."""
+    x = y = keras.Input((6,))
+    for number in range(4):
+        y = dense(f"dense_{number}", kernel_regularizer="l2", activity_regularizer="l1")(y)
+        y = Penalty(name=f"penalty_{number}")(y)
+    return keras.Model(x, head(y))
+
+
+def frozen_start():
+    """The first layers do not train: nothing needs their gradient."""
+    x = y = keras.Input((6,))
+    for number in range(5):
+        y = dense(f"dense_{number}", trainable=number > 2)(y)
+    return keras.Model(x, head(y))
+
+
+def branches():
+    """Two towers that meet at the end."""
+    x = keras.Input((6,))
+    left = right = x
+    for number in range(3):
+        left = dense(f"left_{number}")(left)
+        right = layers.Dense(8, activation="relu", name=f"right_{number}")(right)
+    return keras.Model(x, head(layers.Multiply()([left, right]) + left))

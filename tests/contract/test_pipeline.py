@@ -1,0 +1,380 @@
+"""A pipeline of any number of stages and micro-batches equals plain Keras, on any graph."""
+
+import re
+
+import keras
+import models
+import numpy as np
+import pytest
+import rows
+import stage_models
+from cases import adam, compiled, graphs, sgd
+from harness import SEED, check, compare, fit, grid_of, make, state
+from keras import layers, ops
+
+import parallel_keras as pk
+
+OPTIONS = {"batch_size": 16, "epochs": 1, "shuffle": False, "verbose": 0}
+QUICK = {"u_net", "early_output", "masked_loss", "tied_weights", "chain_subclassed"}
+
+
+def pipeline(stages, microbatches, schedule="1f1b"):
+    """A name, and a function that makes the strategy of a case."""
+    strategy = pk.PipelineParallel(stages, microbatches=microbatches, schedule=schedule)
+    return f"{stages}x{microbatches}_{schedule}", lambda case: strategy
+
+
+GRID = [
+    case
+    for stages in (2, 3, 4)
+    for microbatches in (1, 2, 4, 8)
+    for schedule in ("1f1b", "gpipe")
+    for case in grid_of(
+        graphs, QUICK, pipeline(stages, microbatches, schedule), (stages, microbatches) == (3, 4)
+    )
+]
+
+
+@pytest.mark.parametrize("case, strategy", GRID)
+def test_any_graph(case, strategy):
+    check(case, strategy(case))
+
+
+def test_recomputed_activations_change_nothing():
+    """Dropout draws again what it drew; layer state moves once."""
+    strategies = [pk.PipelineParallel(2, microbatches=4, recompute=r) for r in (False, True)]
+    arguments = compiled(adam)
+    records = []
+    for strategy in strategies:
+        model = make(_random_and_normalized, arguments(), strategy)
+        history = fit(model, **rows.classes(), **{**OPTIONS, "epochs": 2})
+        records.append({"history": history, **state(model)})
+    compare("recompute", strategies[1], *records)
+
+
+def _random_and_normalized():
+    x = keras.Input((6,))
+    y = layers.Dropout(0.5)(stage_models.dense("first")(x))
+    y = layers.BatchNormalization()(y)
+    y = layers.Dropout(0.3)(stage_models.dense("second")(y))
+    return keras.Model(x, stage_models.head(y))
+
+
+# ---- where it is cut ------------------------------------------------------------
+
+
+def stages_of(model, strategy=None):
+    """The stage of each layer, by its name, as the plan tells it."""
+    plan = model.plan(batch_size=16, strategy=strategy)
+    paths = [cost.path.split("/")[-1] for cost in plan.layers]
+    return dict(zip(paths, plan.placement, strict=True))
+
+
+def test_split_points():
+    model = pk.parallelize(stage_models.chain())
+    strategy = pk.PipelineParallel(split_points=["dense_2", "dense_3"])
+    assert strategy.num_stages == 3
+    where = stages_of(model, strategy)
+    assert [where[f"dense_{n}"] for n in range(6)] == [0, 0, 1, 2, 2, 2]
+    assert where["head"] == 2
+
+
+def test_a_list_of_counts():
+    where = stages_of(pk.parallelize(stage_models.chain()), pk.PipelineParallel(balance=[1, 4, 2]))
+    assert [where[f"dense_{n}"] for n in range(6)] == [0, 1, 1, 1, 1, 2]
+
+
+def placed():
+    x = keras.Input((6,))
+    with pk.place(0):
+        y = stage_models.dense("first")(x)
+    y = stage_models.dense("follows")(y)
+    with pk.place(1):
+        y = stage_models.dense("second")(y)
+    with pk.place(-1):
+        y = stage_models.head(y)
+    return keras.Model(x, y)
+
+
+def test_places():
+    model = pk.parallelize(placed())
+    assert stages_of(model, "pipeline") == {"first": 0, "follows": 0, "second": 1, "head": 1}
+    assert stages_of(model, pk.PipelineParallel(3)) == {
+        "first": 0,
+        "follows": 0,
+        "second": 1,
+        "head": 2,
+    }
+    # A split point wins over places.
+    assert stages_of(model, pk.PipelineParallel(split_points=["follows"]))["second"] == 1
+
+
+def test_without_places_stages_cost_the_same():
+    """A wide layer at the start is a stage of its own."""
+    x = y = keras.Input((6,))
+    for number, units in enumerate((512, 512, 8, 8, 8, 8)):
+        y = stage_models.dense(f"dense_{number}", units)(y)
+    model = pk.parallelize(keras.Model(x, stage_models.head(y)))
+    where = stages_of(model, "pipeline=2")
+    assert [where[f"dense_{n}"] for n in range(6)] == [0, 1, 1, 1, 1, 1]
+
+
+def backwards():
+    x = keras.Input((6,))
+    with pk.place(1):
+        y = stage_models.dense("first")(x)
+    with pk.place(0):
+        y = stage_models.head(y)
+    return keras.Model(x, y)
+
+
+def by_device():
+    x = keras.Input((6,))
+    with pk.place("cpu:0"):
+        y = stage_models.dense("first")(x)
+    return keras.Model(x, stage_models.head(y))
+
+
+def with_gap():
+    x = keras.Input((6,))
+    with pk.place(2):
+        y = stage_models.dense("first")(x)
+    return keras.Model(x, stage_models.head(y))
+
+
+WRONG = {
+    "backwards": (backwards, "pipeline", ["head", "stage 1", "stage 1 or later"]),
+    "a device": (by_device, "pipeline", ["pk.place(0)", "cpu:0"]),
+    "a gap": (with_gap, "pipeline", ["Stage 0", "nothing to compute"]),
+    "too many places": (with_gap, "pipeline=2", ["2"]),
+    "no such layer": (
+        stage_models.chain,
+        pk.PipelineParallel(split_points=["dense_9"]),
+        ["dense_9", "Near are", "dense_"],
+    ),
+    "wrong order": (
+        stage_models.chain,
+        pk.PipelineParallel(split_points=["dense_3", "dense_1"]),
+        ["order"],
+    ),
+    "wrong counts": (stage_models.chain, pk.PipelineParallel(balance=[3, 3]), ["7 layers"]),
+    "too few layers": (models.mlp, "pipeline=4", ["pk.PipelineParallel(2)"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_where_it_cannot_be_cut(name):
+    build, strategy, words = WRONG[name]
+    model = pk.parallelize(build())
+    with pytest.raises(ValueError) as caught:
+        model.compile("sgd", "sparse_categorical_crossentropy", strategy=strategy)
+        model.fit(**rows.classes(), **OPTIONS)
+    for word in [*words, "Received"]:
+        assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
+    before = state(model)
+    model.compile("sgd", "sparse_categorical_crossentropy", strategy=None)
+    model.fit(**rows.classes(), **OPTIONS)
+    assert before
+
+
+# ---- what a micro-batch is by definition -----------------------------------------
+
+
+def normalized():
+    x = keras.Input((6,))
+    y = stage_models.dense("first")(x)
+    y = layers.BatchNormalization(momentum=0.7, name="norm")(y)
+    return keras.Model(x, stage_models.head(stage_models.dense("second")(y)))
+
+
+@pytest.mark.parametrize("microbatches", [1, 3, 4])
+def test_moving_averages_take_one_step_with_the_whole_batch(microbatches):
+    strategy = pk.PipelineParallel(2, microbatches=microbatches, split_points=["second"])
+    arguments = {"optimizer": keras.optimizers.SGD(0.0), "loss": "sparse_categorical_crossentropy"}
+    model = make(normalized, arguments, strategy)
+    data = rows.classes(18)
+    before = model.get_layer("norm").get_weights()[2:]
+    fit(model, **data, **{**OPTIONS, "batch_size": 18})
+    seen = keras.Model(model.inputs, model.get_layer("first").output).predict(data["x"], verbose=0)
+    expected = [
+        0.7 * old + 0.3 * new
+        for old, new in zip(before, (seen.mean(axis=0), seen.var(axis=0)), strict=True)
+    ]
+    received = model.get_layer("norm").get_weights()[2:]
+    compare("moving_averages", f"M={microbatches}", {"w": expected}, {"w": received})
+
+
+def test_micro_batches_are_normalized_by_themselves():
+    """The loss that is trained on is that of the micro-batches."""
+    strategy = pk.PipelineParallel(2, microbatches=3, split_points=["second"])
+    arguments = compiled(lambda: keras.optimizers.SGD(0.1))
+    model = make(normalized, arguments(), strategy)
+    data = rows.classes(18)
+    history = fit(model, **data, **{**OPTIONS, "batch_size": 18})
+    plain = make(normalized, arguments(), None)
+    losses = [
+        plain.compute_loss(
+            y=data["y"][at], y_pred=plain(data["x"][at], training=True), training=True
+        )
+        for at in (slice(0, 6), slice(6, 12), slice(12, 18))
+    ]
+    expected = float(np.mean([float(ops.convert_to_numpy(loss)) for loss in losses]))
+    compare("normalized", strategy, {"loss": [expected]}, {"loss": history["loss"]})
+
+
+def test_random_layers_draw_for_each_micro_batch_and_again_on_a_rerun():
+    strategy = pk.PipelineParallel(2, microbatches=4)
+    records = [run_random(strategy) for _ in range(2)]
+    compare("random_rerun", strategy, *records)
+    assert records[0]["seen"] == 4, "each micro-batch has a mask of its own"
+
+
+def run_random(strategy):
+    """Equal rows, half of them dropped: the outputs tell the masks."""
+    x = keras.Input((16,))
+
+    def build():
+        y = layers.Dropout(0.5, name="drop")(x)
+        y = layers.Dense(1, use_bias=False, kernel_initializer="ones", name="sum")(y)
+        return keras.Model(x, layers.Identity(name="out")(y))
+
+    model = make(build, {"optimizer": keras.optimizers.SGD(0.0), "loss": LastBatch()}, strategy)
+    history = fit(
+        model, x=np.arange(16.0)[None].repeat(4, 0).astype("float32"), y=np.zeros((4, 1)), **OPTIONS
+    )
+    masks = len(set(np.round(model.loss.seen[-4:], 4)))
+    return {"history": history, "seen": masks, **state(model)}
+
+
+class LastBatch(keras.losses.Loss):
+    """Notes the outputs of the whole batch, which the caller has on every backend."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def call(self, y_true, y_pred):
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            tf.numpy_function(self._note, [y_pred], [])
+        elif y_pred.device.type != "meta":
+            self._note(y_pred.detach().numpy())
+        return ops.mean(ops.square(y_true - y_pred), axis=-1)
+
+    def _note(self, values):
+        self.seen += values.ravel().tolist()
+
+
+# ---- refusals ---------------------------------------------------------------------
+
+
+class OwnStep(models.Subclassed):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class OwnLoss(models.Subclassed):
+    def compute_loss(self, *arguments, **keywords):
+        return super().compute_loss(*arguments, **keywords)
+
+
+class OnNumbers(models.Subclassed):
+    """Looks at the numbers of a batch."""
+
+    def call(self, x):
+        return super().call(x * (1 + 0 * float(np.asarray(x).sum())))
+
+
+def contrastive(y_true, y_pred):
+    similarity = ops.matmul(y_pred, ops.transpose(y_pred))
+    return ops.mean(ops.square(similarity - 0.5))
+
+
+REFUSED = {
+    "train_step": (OwnStep, {}, ["train_step", "OwnStep"]),
+    "compute_loss": (OwnLoss, {}, ["compute_loss", "OwnLoss"]),
+    "call": (OnNumbers, {}, ["call", "OnNumbers", "traced"]),
+    "batch_loss": (models.mlp, {"loss": contrastive}, ["contrastive"]),
+    "jit_compile": (models.mlp, {"jit_compile": True}, ["jit_compile"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_before_the_first_step(name):
+    build, arguments, words = REFUSED[name]
+    model = pk.parallelize(build())
+    data = rows.classes()
+    with pytest.raises(pk.UnsupportedError) as caught:
+        model.compile(**{**compiled(sgd)(), "metrics": None, **arguments}, strategy="pipeline")
+        model.fit(**data, **OPTIONS)
+    for word in [*words, "Received"]:
+        assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
+
+
+@pytest.mark.backend("tensorflow")
+def test_synchronized_batch_normalization_needs_whole_batches():
+    model = pk.parallelize(models.synchronized_cnn())
+    arguments = compiled(sgd)()
+    with pytest.raises(pk.UnsupportedError, match="synchronized"):
+        model.compile(**arguments, strategy="pipeline")
+    model.compile(**arguments, strategy=pk.PipelineParallel(2, microbatches=1))
+    model.fit(**rows.images(), **OPTIONS)
+
+
+def test_schedules_that_are_not_there_yet():
+    for name in ("interleaved", "ScheduleInterleaved1F1B", "zero-bubble", "ZBVZeroBubble"):
+        with pytest.raises(pk.UnsupportedError, match=re.escape(name)):
+            pk.PipelineParallel(schedule=name)
+    with pytest.raises(ValueError, match="1f1b"):
+        pk.PipelineParallel(schedule="1fb1")
+
+
+# ---- what the user sees ---------------------------------------------------------
+
+
+def test_the_first_fit_says_what_was_chosen(capfd, caplog):
+    caplog.set_level("INFO", logger="parallel_keras")
+    model = make(stage_models.chain, compiled(sgd)(), "pipeline=2")
+    model.fit(**rows.classes(32), **{**OPTIONS, "verbose": 2})
+    said = caplog.text + "".join(capfd.readouterr())
+    assert "2 stages" in said and "8 × 2 rows" in said and "microbatches=8" in said, said
+
+
+def test_weights_are_right_whenever_they_are_read():
+    """In a callback, in the middle of an epoch, one weight or all."""
+    seen = {}
+
+    class Look(keras.callbacks.Callback):
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+
+        def on_train_batch_end(self, batch, logs=None):
+            layer = self.model.layers[-1 - batch % 3]
+            found = ops.convert_to_numpy(layer.kernel if hasattr(layer, "kernel") else 0.0)
+            seen.setdefault(self.name, []).append(np.array(found))
+
+    for strategy in (None, "pipeline=3"):
+        model = make(stage_models.chain, compiled(adam)(), strategy)
+        model.fit(**rows.classes(), **OPTIONS, callbacks=[Look(strategy)])
+    compare("looked_at", "pipeline=3", {"w": seen[None]}, {"w": seen["pipeline=3"]})
+
+
+def test_predict_keeps_the_order_of_the_rows():
+    model = make(models.identity, {"optimizer": "sgd", "loss": "mse"}, None)
+    plain = keras.Sequential([keras.Input((1,)), layers.Identity(), *model.layers])
+    pk.parallelize(plain, pk.PipelineParallel(2, microbatches=4))
+    x = np.arange(53, dtype="float32")[:, None]
+    np.testing.assert_array_equal(plain.predict(x, batch_size=7, verbose=0), x)
+    keras.utils.set_random_seed(SEED)
+
+
+def test_a_place_that_is_given_later_counts():
+    model = make(stage_models.chain, compiled(sgd)(), "pipeline=2")
+    model.fit(**rows.classes(), **OPTIONS)
+    pk.place(0)(model.get_layer("dense_0"))
+    pk.place(1)(model.get_layer("dense_1"))
+    model.fit(**rows.classes(), **OPTIONS)
+    where = stages_of(model)
+    assert [where[f"dense_{n}"] for n in range(3)] == [0, 1, 1]

@@ -1,0 +1,130 @@
+"""Each stage of a pipeline has its own process or device, weights, slots and work."""
+
+import gc
+import json
+import os
+import re
+
+import keras
+import numpy as np
+import pytest
+import rows
+import stage_models
+from cases import adam, compiled
+from executed import MOVES, executed
+from harness import fit, make
+from keras import layers
+
+import parallel_keras as pk
+
+OPTIONS = {"batch_size": 16, "epochs": 1, "shuffle": False, "verbose": 0}
+UNITS = (17, 19, 23)  # nothing else has matrices of these sizes
+
+
+class Witness(layers.Layer):
+    """Writes down which process computes which rows, and which matrices it holds."""
+
+    def __init__(self, directory, name):
+        super().__init__(name=name)
+        self.directory = str(directory)
+
+    def call(self, x, training=False):
+        if x.device.type != "meta":
+            line = {"training": bool(training), "rows": len(x), "held": matrices()}
+            with open(os.path.join(self.directory, f"{self.name} {os.getpid()}"), "a") as file:
+                file.write(json.dumps(line) + os.linesep)
+        return x + 0.0
+
+
+def matrices():
+    """How many matrices of each size have memory here: weights, gradients and slots."""
+    import torch
+
+    gc.collect()
+    found = {}
+    for thing in gc.get_objects():
+        if type(thing) in (torch.nn.Parameter, torch.Tensor) and thing.ndim == 2:
+            columns = thing.shape[1]
+            has_memory = thing.untyped_storage().nbytes() >= thing.numel() * thing.element_size()
+            if columns in UNITS and thing.shape[0] in (6, *UNITS) and has_memory:
+                found[columns] = found.get(columns, 0) + 1
+    return found
+
+
+def witnessed(directory):
+    x = y = keras.Input((6,))
+    for number, units in enumerate(UNITS):
+        y = layers.Dense(units, activation="tanh", name=f"dense_{number}")(y)
+        y = Witness(directory, name=f"witness_{number}")(y)
+    return keras.Model(x, stage_models.head(y))
+
+
+@pytest.mark.backend("torch")
+def test_torch_each_process_has_its_own_stage(tmp_path):
+    strategy = pk.PipelineParallel(3, microbatches=4, balance=[2, 2, 3])
+    model = make(lambda: witnessed(tmp_path), compiled(adam)(), strategy)
+    fit(model, **rows.classes(32), **OPTIONS)
+    processes = [os.getpid()]
+    for number, units in enumerate(UNITS):
+        found = {int(path.name.split()[1]): path for path in tmp_path.glob(f"witness_{number} *")}
+        # The caller is the first stage. It has probed layers of the user's own, all of them.
+        path = found.pop(os.getpid())
+        if number:
+            ((process, path),) = found.items()
+            processes.append(process)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        steps = [line for line in lines if line["training"]]
+        assert [line["rows"] for line in steps[-8:]] == [4] * 8, "two batches, cut in four"
+        if number:  # the caller has room for the weights of all, to show them
+            assert set(steps[-1]["held"]) == {str(units)}, "weights of its own stage only"
+    assert len(set(processes)) == 3
+
+
+@pytest.mark.backend("torch")
+def test_torch_weights_stay_with_their_stage_until_someone_looks():
+    from parallel_keras.backends.torch.remote import is_remote
+
+    model = make(stage_models.chain, compiled(adam)(), pk.PipelineParallel(2, balance=[3, 4]))
+    last = model.get_layer("dense_5").kernel
+    before = np.array(keras.ops.convert_to_numpy(last))
+    away = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            away.append([is_remote(v._value) for v in self.model.trainable_weights])
+
+    fit(model, **rows.classes(), **OPTIONS, callbacks=[Look()])
+    assert away[0] == [False] * 6 + [True] * 8
+    assert np.abs(keras.ops.convert_to_numpy(last) - before).max() > 1e-3
+
+
+@pytest.mark.backend("tensorflow")
+def test_tensorflow_each_stage_has_its_own_device():
+    strategy = pk.PipelineParallel(3, microbatches=4, balance=[2, 2, 3])
+    model = make(stage_models.chain, compiled(adam)(), strategy)
+    data = rows.classes(32)
+    fit(model, **data, **OPTIONS)
+    where = {f"dense_{n}": n // 2 for n in range(6)} | {"head": 2}
+    for variable in (*model.weights, *model.optimizer.variables):
+        name = next((n for n in where if re.search(rf"\b{n}[/_]", variable.path)), None)
+        if name is not None:
+            assert variable.value.device.endswith(f"CPU:{where[name]}"), variable.path
+
+    seen, updates, losses = {}, set(), set()
+    for name, operation, device in executed(lambda: fit(model, **data, **OPTIONS)):
+        found = re.search(r"/(dense_\d|head)(_\d+)?/", name)
+        if found and operation == "MatMul":
+            assert device == where[found[1]], f"{operation} {name} ran on device {device}"
+            key = found[1], "gradient_tape" in name
+            seen[key] = seen.get(key, 0) + 1
+        elif found and operation not in MOVES and "/adam" not in name:
+            assert device == where[found[1]], f"{operation} {name} ran on device {device}"
+        if "/adam" in name and operation.startswith("Assign"):
+            updates.add(device)
+        if "CrossEntropy" in operation:
+            losses.add(device)
+    # Four micro-batches forward; backward two products each, but one for the first layer.
+    assert {key: n for key, n in seen.items() if not key[1]} == {(n, False): 4 for n in where}
+    assert {n: seen[n, True] for n in where} == {n: 4 if n == "dense_0" else 8 for n in where}
+    assert updates == {0, 1, 2}
+    assert losses == {2}
