@@ -159,6 +159,13 @@ FEATURES = {
         "Leave `run_eagerly` at False, or debug with strategy=None.",
         _pipeline("stages overlap in the graph of a step", ("tensorflow",)),
     ),
+    "eager_entries": Feature(
+        "`run_eagerly=True` with a table that is looked up (an embedding)",
+        "Leave `run_eagerly` at False, or debug with strategy=None.",
+        _data(
+            "how its gradient falls into entries is read off the graph of a step", ("tensorflow",)
+        ),
+    ),
     "overwrite_with_gradient": Feature(
         "weights that are overwritten with their gradient (float8 training)",
         "Train in float32, bfloat16 or float16.",

@@ -256,6 +256,48 @@ def embedding():
     return keras.Model(x, layers.Dense(3, activation="softmax")(y))
 
 
+class Positions(layers.Layer):
+    """Adds to each word what its place in the sentence is worth, as the tutorials do."""
+
+    def __init__(self, for_each_row=False):
+        super().__init__()
+        self.for_each_row = for_each_row
+        self.words = layers.Embedding(11, 8)
+        self.places = layers.Embedding(5, 8)
+
+    def call(self, x):
+        places = ops.arange(0, 5)
+        if self.for_each_row:
+            places = ops.broadcast_to(places, ops.shape(x))
+        return self.words(x) + self.places(places)
+
+
+def positions(**options):
+    x = keras.Input((5,), dtype="int64")
+    y = layers.Dense(6, activation="tanh")(Positions(**options)(x))
+    y = layers.GlobalAveragePooling1D()(y)
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def positions_of_each_row():
+    return positions(for_each_row=True)
+
+
+def embedding_twice():
+    """One table, looked up with two kinds of words."""
+    x = keras.Input((5,), dtype="int64")
+    table = layers.Embedding(11, 8)
+    y = layers.GlobalAveragePooling1D()(layers.Dense(8, activation="tanh")(table(x)))
+    y = y + layers.GlobalMaxPooling1D()(table(10 - x))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def embedding_regularized():
+    x = keras.Input((5,), dtype="int64")
+    y = layers.Flatten()(layers.Embedding(11, 4, embeddings_regularizer="l2")(x))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
 def cnn(normalize=None):
     x = keras.Input((8, 8, 2))
     y = layers.Conv2D(4, 3, padding="same", name="conv")(x)

@@ -291,6 +291,9 @@ def contrastive(y_true, y_pred):
     return ops.mean(ops.square(similarity - 0.5))
 
 
+# On TensorFlow plain Keras does not take this one either.
+only_torch = pytest.mark.backend("torch")
+
 REFUSED = {
     "train_step": (OwnStep, {}, ["train_step", "OwnStep"]),
     "compute_loss": (OwnLoss, {}, ["compute_loss", "OwnLoss"]),
@@ -300,7 +303,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=only_torch if n == "call" else ()) for n in REFUSED]
+)
 def test_refused_before_the_first_step(name):
     build, arguments, words = REFUSED[name]
     model = pk.parallelize(build())

@@ -3,55 +3,43 @@
 import tensorflow as tf
 
 from parallel_keras import keras_internals
+from parallel_keras.backends.tensorflow import entries
 
 
 class GradientSums:
-    """Collects parts of gradients, and adds them up where the variable lives."""
+    """Collects parts of gradients, and adds them up where the variable lives.
 
-    def __init__(self):
-        self._parts: dict = {}  # by the id of a variable
+    Args:
+        strategy: A `PipelineParallel`, for messages.
+    """
 
-    def add(self, variable, gradient, rows=None):
+    def __init__(self, strategy):
+        self.strategy = strategy
+        self._parts: dict = {}  # by the id of a variable, then by who uses it
+
+    def add(self, user, variable, gradient, rows=None, data=()):
         """Take a part of a variable's gradient.
 
         Args:
+            user: What the gradient comes through, the same for all micro-batches.
             variable: A Keras variable.
             gradient: Tensor, `tf.IndexedSlices`, or `None`.
-            rows: `Rows` that it was computed on, `None` for no rows.
+            rows: `Rows` that it was computed on, where they are a part of the batch.
+            data: List of the tensors of these rows.
         """
         if gradient is None:
             return
-        if isinstance(gradient, tf.IndexedSlices) and rows is not None and rows.may_be_none:
-            # Left out, not zeroed: optimizers treat each entry by itself.
-            kept = tf.where(rows.some, tf.shape(gradient.indices)[0], 0)
-            gradient = tf.IndexedSlices(
-                gradient.values[:kept], gradient.indices[:kept], gradient.dense_shape
-            )
-        self._parts.setdefault(id(variable), []).append(gradient)
+        uses = entries.split(gradient, data, self.strategy)
+        if rows is not None:
+            uses = [entries.of_rows(one, rows) for one in uses]
+        users = self._parts.setdefault(id(variable), {})
+        users.setdefault(user, []).append(uses)
 
     def total(self, variable):
         """The whole gradient of a variable; `None` where it has none."""
-        parts = self._parts.get(id(variable))
-        if not parts:
+        users = self._parts.get(id(variable))
+        if not users:
             return None
-        if len(parts) == 1:
-            return parts[0]
         with tf.device(keras_internals.tf_variable(variable).device):
-            if not any(isinstance(part, tf.IndexedSlices) for part in parts):
-                return tf.add_n(parts)
-            # As TensorFlow adds up the gradients of a variable that is used twice.
-            slices = [_as_slices(part) for part in parts]
-            return tf.IndexedSlices(
-                tf.concat([part.values for part in slices], axis=0),
-                tf.concat([part.indices for part in slices], axis=0),
-                slices[0].dense_shape,
-            )
-
-
-def _as_slices(gradient):
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            gradient.values, tf.cast(gradient.indices, "int64"), gradient.dense_shape
-        )
-    count = tf.shape(gradient, out_type="int64")
-    return tf.IndexedSlices(gradient, tf.range(count[0]), count)
+            uses = [use for parts in users.values() for use in entries.join(parts)]
+            return entries.as_gradient(uses, tuple(variable.shape))

@@ -2,6 +2,7 @@
 
 import keras
 import tensorflow as tf
+from keras import tree
 
 from parallel_keras import keras_internals
 from parallel_keras.backends.tensorflow.rows import Rows, total_rows
@@ -28,13 +29,25 @@ class Microbatches:
         most = self.total if isinstance(self.total, int) else _MANY
         count = strategy.microbatches_of(most, stages)
         self.rows = [Rows(self.total, count, number) for number in range(count)]
+        self._taken: list = [[] for _ in self.rows]
 
     def __len__(self):
         return len(self.rows)
 
     def take(self, structure, number):
         """The rows of one micro-batch."""
-        return structure if len(self) == 1 else self.rows[number].take(structure)
+        if len(self) == 1:
+            return structure
+        taken = self.rows[number].take(structure)
+        self._taken[number] += [leaf for leaf in tree.flatten(taken) if leaf is not None]
+        return taken
+
+    def part(self, number):
+        """The `Rows` of a micro-batch, and all tensors that were taken of them.
+
+        `None` and none where the batch is not cut.
+        """
+        return (None, ()) if len(self) == 1 else (self.rows[number], self._taken[number])
 
     def weighted(self, loss, number):
         """A micro-batch's part of a loss of the batch, from its own mean."""

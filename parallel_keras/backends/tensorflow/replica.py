@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras import tree
 
 from parallel_keras import keras_internals
+from parallel_keras.backends.tensorflow import entries
 from parallel_keras.backends.tensorflow.moments import counting
 from parallel_keras.backends.tensorflow.rows import Rows
 from parallel_keras.backends.tensorflow.state import capture, new_values, weighted
@@ -42,11 +43,23 @@ class Replica:
                 scaled = model.optimizer.scale_loss(loss)
                 scaled = scaled * rows.share(scaled.dtype)
             gradients = tape.gradient(scaled, trainable) if trainable else []
-        gradients = [None if g is None else _own_part(g, rows) for g in gradients]
+        leaves = [leaf for leaf in tree.flatten((x, y, sample_weight)) if leaf is not None]
+        gradients = [None if g is None else self._uses(g, leaves, rows) for g in gradients]
         metric_ids = self._update_metrics(scope, rows, y, y_pred, sample_weight, loss)
         variables, values = new_values(scope, exclude=metric_ids)
         self.assigned = variables
         return gradients, [weighted(tf.convert_to_tensor(v), rows) for v in values]
+
+    def _uses(self, gradient, leaves, rows):
+        """A gradient as the replicas add it up: a list of `Entries`.
+
+        Those that are side by side travel as `tf.IndexedSlices`.
+        """
+        if self.replicas == 1:
+            return [entries.Entries(gradient, None, is_shared=True)]
+        uses = entries.split(gradient, leaves, self.strategy)
+        uses = [entries.of_rows(one, rows) for one in uses]
+        return [one if one.is_shared else _side_by_side(one, gradient) for one in uses]
 
     def test(self, data, total):
         """Update the metrics."""
@@ -125,17 +138,9 @@ class Replica:
         return {id(v) for metric in metrics for v in metric.variables}
 
 
-def _own_part(gradient, rows):
-    """Without rows a replica adds nothing, whatever it computed."""
-    if not rows.may_be_none:
-        return gradient
-    if isinstance(gradient, tf.IndexedSlices):
-        # Left out, not zeroed: optimizers treat each entry by itself.
-        kept = tf.where(rows.some, tf.shape(gradient.indices)[0], 0)
-        return tf.IndexedSlices(
-            gradient.values[:kept], gradient.indices[:kept], gradient.dense_shape
-        )
-    return tf.where(rows.some, gradient, tf.zeros_like(gradient))
+def _side_by_side(one, gradient):
+    values = tf.IndexedSlices(one.values, one.indices, gradient.dense_shape)
+    return one._replace(values=values, indices=None)
 
 
 def with_callers_state(function):

@@ -1,6 +1,7 @@
 """What lives as long as the process: the strategies of tf.distribute."""
 
 import tensorflow as tf
+from tensorflow.python.distribute import distribute_utils, values
 
 from parallel_keras import devices as device_names
 from parallel_keras import keras_internals
@@ -29,6 +30,11 @@ def mirrored_strategy(devices):
         keras_internals.let_optimizers_update_across_replicas()
         keras_internals.let_distributed_variables_be_numbers()
     return _strategies[devices]
+
+
+def mirrored(copies):
+    """Equal values on the devices of a strategy, as one. distribute_utils.py, TensorFlow 2.21."""
+    return distribute_utils.regroup(tuple(copies), wrap_class=values.Mirrored)
 
 
 def _is_ours(strategy):

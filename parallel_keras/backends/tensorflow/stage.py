@@ -100,9 +100,9 @@ class Stage:
             found = one.gradients(incoming)
             for n, gradient in found.of_taken.items():
                 step.gradients[number].setdefault(n, []).append(gradient)
-            rows = step.batches.rows[number] if len(step.batches) > 1 else None
+            rows, data = step.batches.part(number)
             for variable, gradient in found.of_variables:
-                step.sums.add(variable, gradient, rows)
+                step.sums.add(self, variable, gradient, rows, data)
             self._finish(schedule.BACKWARD, number, start, found.tensors())
 
     @property
@@ -121,7 +121,7 @@ class Stage:
             if losses and step.is_training:
                 values = [keras_internals.tf_variable(v) for v in variables]
                 for variable, gradient in zip(variables, tape.gradient(total, values), strict=True):
-                    step.sums.add(variable, gradient)
+                    step.sums.add("regularizers", variable, gradient)
 
     # ---- order ----
 

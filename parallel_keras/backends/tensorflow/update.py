@@ -8,6 +8,8 @@ moving averages and the overflow check see what one device would see.
 import tensorflow as tf
 
 from parallel_keras import keras_internals
+from parallel_keras.backends.tensorflow import entries
+from parallel_keras.backends.tensorflow.runtime import mirrored
 
 
 def apply(strategy, optimizer, gradients, variables):
@@ -16,15 +18,52 @@ def apply(strategy, optimizer, gradients, variables):
     Args:
         strategy: A `MirroredStrategy`, in cross-replica context.
         optimizer: A Keras optimizer whose variables live under the strategy.
-        gradients: List of per-replica gradients, `None` where there is none.
+        gradients: List of lists of `Entries` with per-replica tensors, one for each use of
+            a variable; `None` where there is none.
         variables: List of Keras variables.
     """
-    present = [(g, v._value) for g, v in zip(gradients, variables, strict=True) if g is not None]
-    reduced = iter(strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, present))
+    pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+    flat = [(use.values, v._value) for uses, v in pairs for use in uses]
+    reduced = iter(strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, flat))
+    whole = iter([_whole(strategy, uses, reduced, tuple(v.shape)) for uses, v in pairs])
+    combined = [None if g is None else next(whole) for g in gradients]
     if _computes_with_gradients(optimizer):
-        reduced = (strategy.experimental_local_results(g)[0] for g in reduced)
-    combined = [None if g is None else next(reduced) for g in gradients]
+        combined = [
+            None if g is None else strategy.experimental_local_results(g)[0] for g in combined
+        ]
     keras_internals.apply_across_replicas(optimizer, combined, variables)
+
+
+def _whole(strategy, uses, reduced, shape):
+    """The gradient of the batch, with a copy on each device.
+
+    Args:
+        strategy: As in `apply`.
+        uses: List of `Entries`, all uses of one variable.
+        reduced: Iterator of their reduced values.
+        shape: Tuple, the variable's.
+    """
+    values = [next(reduced) for _ in uses]
+    if len(uses) == 1 and uses[0].indices is None:
+        return values[0]
+    copies = []
+    for number, device in enumerate(strategy.extended.worker_devices):
+
+        def local(value, number=number):
+            return strategy.experimental_local_results(value)[number]
+
+        with tf.device(device):
+            found = [_local(use, value, local) for use, value in zip(uses, values, strict=True)]
+            copies.append(entries.as_gradient(found, shape))
+    return mirrored(copies)
+
+
+def _local(use, reduced, local):
+    reduced = local(reduced)
+    if isinstance(reduced, tf.IndexedSlices):
+        return use._replace(values=reduced.values, indices=reduced.indices)
+    indices = None if use.indices is None else local(use.indices)
+    return use._replace(values=reduced, indices=indices)
 
 
 def _computes_with_gradients(optimizer):

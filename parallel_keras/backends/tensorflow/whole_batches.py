@@ -15,6 +15,7 @@ from parallel_keras import capabilities, features, keras_internals
 from parallel_keras import probe as probing
 from parallel_keras.backends.lowering import Lowering
 from parallel_keras.backends.tensorflow import specs
+from parallel_keras.backends.tensorflow.entries import NeedsAnySize
 from parallel_keras.backends.tensorflow.rows import total_rows
 
 
@@ -25,12 +26,15 @@ class WholeBatches(Lowering):
         probed: Bool. Whether the user's own code has been probed.
         averaged: Frozenset of the ids of the metric variables that count with the
             share of the rows, as the probe has found them.
+        for_any_size: Bool. Whether steps are traced for batches of any number of rows,
+            even where all are known to have the same.
     """
 
     def __init__(self, model, strategy):
         super().__init__(model, strategy)
         self.probed = False
         self.averaged: frozenset = frozenset()
+        self.for_any_size = False
         self._made: dict = {}  # by kind: the compiled functions, by what the probe found
 
     # ---- what a lowering adds ----
@@ -60,12 +64,11 @@ class WholeBatches(Lowering):
 
         def at_hand(data, spec=None):
             data = look.at(data)
-            on_data, _ = self._functions(kind)
             if spec is not None and not self.model.run_eagerly:
                 # For batches of any size: the step is then traced once, as in
                 # Keras, and not for the size of this batch and again for others.
-                on_data.get_concrete_function(spec)
-            return self.finished(kind, on_data(data))
+                self._traced(kind, lambda on_data, _: on_data.get_concrete_function(spec))
+            return self.finished(kind, self._traced(kind, lambda on_data, _: on_data(data)))
 
         def function(iterator):
             if not isinstance(iterator, tf.data.Iterator):
@@ -74,11 +77,20 @@ class WholeBatches(Lowering):
                 spec = specs.spec_of(iterator)
                 if look.is_needed(spec):
                     return at_hand(specs.batch_of(next(iterator)), spec)
-            return self.finished(kind, self._functions(kind)[1](iterator))
+            return self.finished(kind, self._traced(kind, lambda _, on: on(iterator)))
 
         if kind == "predict":
             return lambda data: at_hand(specs.arrays(keras_internals.unpack(data[0])[:1]))
         return function
+
+    def _traced(self, kind, use):
+        """Use the functions of a kind, traced anew where their graph knew too much."""
+        try:
+            return use(*self._functions(kind))
+        except NeedsAnySize:
+            self.for_any_size = True
+            self._made[kind] = {}
+            return use(*self._functions(kind))
 
     def _functions(self, kind):
         # A step is traced with what the probe has found: one that was traced
@@ -94,7 +106,7 @@ class WholeBatches(Lowering):
         @tf.autograph.experimental.do_not_convert
         def on_data(data):
             self.prepare_random_draws()
-            return step(data)
+            return step(_of_any_size(data) if self.for_any_size else data)
 
         if not self.model.run_eagerly:
             on_data = tf.function(on_data, reduce_retracing=True)
@@ -113,6 +125,17 @@ class WholeBatches(Lowering):
         is_lambda = (isinstance(layer, keras.layers.Lambda) for layer in layers)
         if any(is_lambda) or features.has_user_code(self.model):
             keras_internals.ensure_global_seed()
+
+
+def _of_any_size(data):
+    """A batch of which the graph does not know how many rows it has."""
+
+    def leaf_of_any_size(leaf):
+        if leaf is None:
+            return None
+        return tf.compat.v1.placeholder_with_default(leaf, [None, *leaf.shape[1:]])
+
+    return tree.map_structure(leaf_of_any_size, data)
 
 
 class _Look:

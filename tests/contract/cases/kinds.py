@@ -2,6 +2,7 @@
 
 import models
 import rows
+import stage_models
 
 from cases import adam, case, compiled, sgd
 
@@ -46,6 +47,7 @@ TRACED = {
     "unreached_output",
     "inputs_dict",
     "embedding_adam",
+    "positions",
     "transformer_adam",
     "batch_norm_synchronized",
     "layer_metric",
@@ -66,6 +68,13 @@ CASES = [
     case("inputs_tuple", models.two_inputs_tuple, rows.two_inputs_tuple),
     case("embedding_sgd", models.embedding, rows.tokens),
     case("embedding_adam", models.embedding, rows.tokens, compiled(adam)),
+    case("positions", models.positions, rows.tokens, compiled(adam)),
+    case("positions_of_each_row", models.positions_of_each_row, rows.tokens, compiled(adam)),
+    case("embedding_twice", models.embedding_twice, rows.tokens, compiled(adam), **LONG),
+    case(
+        "embedding_regularized", models.embedding_regularized, rows.tokens, compiled(adam), **LONG
+    ),
+    case("embedding_tied", stage_models.tied, rows.tokens, compiled(adam), **LONG),
     case("cnn", models.cnn, rows.images),
     case("lstm", models.lstm, rows.series),
     case("gru_bidirectional", models.gru, rows.series, **LONG),
