@@ -113,7 +113,7 @@ def test_tensorflow_each_stage_has_its_own_device():
     seen, updates, losses = {}, set(), set()
     for name, operation, device in executed(lambda: fit(model, **data, **OPTIONS)):
         found = re.search(r"/(dense_\d|head)(_\d+)?/", name)
-        if found and operation == "MatMul":
+        if found and operation.endswith("MatMul"):  # oneDNN has others than the plain one
             assert device == where[found[1]], f"{operation} {name} ran on device {device}"
             key = found[1], "gradient_tape" in name
             seen[key] = seen.get(key, 0) + 1
