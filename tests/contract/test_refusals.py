@@ -238,7 +238,6 @@ def test_what_is_refused_runs_on_a_single_device(refusal):
 # ---- strategies ----------------------------------------------------------------
 
 NAMES = {
-    "pipeline": ["pipeline", "not supported yet", "'data'"],
     "auto": ["auto", "not supported yet"],
     "sharded": ["sharded", "not supported yet"],
     "data=2,pipeline=2": ["product", "not supported yet"],
@@ -246,7 +245,9 @@ NAMES = {
     "mirrored": ["'data'", "mirrored"],
     "MirroredStrategy": ["'data'"],
     "fsdp": ["sharded", "not supported yet"],
-    "pp": ["pipeline", "not supported yet"],
+    "pp": ["'pipeline'"],
+    "pipeline=0": [],
+    "pipeline=99": ["99"],
     "dta": ["did you mean 'data'"],
     "nonsense": ["'data'"],
     "data=many": ["data=2"],

@@ -57,6 +57,16 @@ def make(kind="", timeout=8, replicas=2):
     model.compile("sgd", "mse")
     return model
 
+def make_stages(kind="", timeout=8, stages=2, **options):
+    "The last stage is where the trouble is."
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dense(8), Trouble(kind)]
+    model = keras.Sequential([*layers, keras.layers.Dense(1)])
+    strategy = pk.PipelineParallel(stages, microbatches=2, balance=[2] * stages, timeout=timeout)
+    pk.parallelize(model, strategy)
+    model.compile("sgd", "mse")
+    return model
+
 x, y = np.ones((64, 8), "float32"), np.ones((64, 1), "float32")
 
 def children():
@@ -115,6 +125,62 @@ fits_again()
         assert word in output, output
     assert "FITS AGAIN" in output, output
     assert float(output.split("SECONDS ")[1].split()[0]) < 45
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("raise", ("Rank 1", "ArithmeticError", "a mistake of the user's own")),
+        ("kill", ("Rank 1", "SIGKILL")),
+        pytest.param("stop", ("Rank 1", "stopped"), marks=long),
+        pytest.param("sleep", ("Rank 1", "no progress", "in call"), marks=long),
+    ],
+)
+def test_a_stage_in_trouble_ends_the_fit_and_the_model_is_whole(kind, words, tmp_path):
+    """Weights of both stages are those of the same moment: the epoch's beginning."""
+    body = f"""
+def fit(model, epochs):
+    model.fit(x, y, batch_size=64, epochs=epochs, verbose=0)
+    return model.get_weights()
+after_one = fit(make_stages(), 1)
+model, begin = make_stages({kind!r}), time.time()
+try:
+    fit(model, 9)  # two micro-batches to a batch: the third call is in the second epoch
+except pk.WorkerError as error:
+    assert error.rank == 1, error.rank
+    tell(str(error))
+    tell(f"SECONDS {{time.time() - begin:.1f}}")
+assert not children(), children()
+assert all((a == b).all() for a, b in zip(model.get_weights(), after_one))
+assert int(model.optimizer.iterations) == 1, model.optimizer.iterations
+tell("WHOLE")
+model.layers[-2].kind = ""
+two = fit(model, 1)
+assert all(abs(a - b).max() < 1e-6 for a, b in zip(two, fit(make_stages(), 2)))
+tell("FITS AGAIN")
+"""
+    output = finish(start(tmp_path, body))
+    for word in (*words, "epoch's beginning", "WHOLE", "FITS AGAIN"):
+        assert word in output, output
+    assert float(output.split("SECONDS ")[1].split()[0]) < 45
+
+
+def test_no_stage_outlives_a_killed_caller(tmp_path):
+    body = """
+model = make_stages(stages=2)
+step = lambda batch, logs: tell("STEP") if batch == 2 else None
+model.fit(np.repeat(x, 50, 0), np.repeat(y, 50, 0), batch_size=8, verbose=0, epochs=100,
+          callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=step)])
+"""
+    process = start(tmp_path, body)
+    for line in process.stdout:
+        if "STEP" in line:
+            break
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family, "the fit had no worker"
+    process.kill()
+    gone, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive, alive
 
 
 def test_an_exception_in_a_callback_reaches_the_user_as_it_is(tmp_path):

@@ -6,9 +6,19 @@ import pytest
 
 from parallel_keras import capabilities
 from parallel_keras.errors import UnsupportedError
-from parallel_keras.strategies import DataParallel, ModelParallel, SingleDevice
+from parallel_keras.strategies import (
+    DataParallel,
+    ModelParallel,
+    PipelineParallel,
+    SingleDevice,
+)
 
-STRATEGIES = {"single": SingleDevice(), "data": DataParallel(2), "model": ModelParallel(2)}
+STRATEGIES = {
+    "single": SingleDevice(),
+    "data": DataParallel(2),
+    "model": ModelParallel(2),
+    "pipeline": PipelineParallel(2),
+}
 CELLS = list(
     itertools.product(capabilities.FEATURES, capabilities.STRATEGIES, capabilities.BACKENDS)
 )

@@ -7,7 +7,7 @@ import pytest
 
 from parallel_keras import backends, strategies
 from parallel_keras.errors import UnsupportedError
-from parallel_keras.strategies import DataParallel, SingleDevice, parse
+from parallel_keras.strategies import DataParallel, PipelineParallel, SingleDevice, parse
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +29,9 @@ def machine(monkeypatch):
         ("DATA = 3", DataParallel(3)),
         ("data=-1", DataParallel()),
         (DataParallel(["cpu:1", 0]), DataParallel(["/CPU:1", 0])),
+        ("pipeline", PipelineParallel()),
+        ("Pipeline=3", PipelineParallel(3)),
+        (PipelineParallel(schedule="ScheduleGPipe"), PipelineParallel(schedule="gpipe")),
     ],
 )
 def test_forms(written, strategy):
@@ -36,7 +39,7 @@ def test_forms(written, strategy):
     assert hash(parse(written)) == hash(strategy)
 
 
-@pytest.mark.parametrize("name", ["pipeline", "auto", "sharded", "data=2,pipeline=2"])
+@pytest.mark.parametrize("name", ["auto", "sharded", "data=2,pipeline=2"])
 def test_what_comes_later_is_refused_by_name(name):
     with pytest.raises(UnsupportedError, match="(?s)not supported yet.*Received"):
         parse(name)
@@ -96,3 +99,48 @@ def test_every_name_is_known_once():
     later, here = set(strategies._LATER), set(strategies._BY_NAME)
     assert not later & here
     assert set(strategies._ELSEWHERE.values()) <= later | here
+
+
+def test_pipelines():
+    assert PipelineParallel(3).num_stages == 3
+    assert PipelineParallel().devices == ("cpu:0", "cpu:1")
+    assert PipelineParallel(devices=["cpu:2", "cpu:5"]).devices == ("cpu:2", "cpu:5")
+    assert PipelineParallel(split_points=["a", "b"]).num_stages == 3
+    assert PipelineParallel(balance=[1, 2]).num_stages == 2
+    assert PipelineParallel().devices_for(4) == ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
+    assert PipelineParallel(2).num_replicas == 1
+    assert repr(PipelineParallel(2, microbatches=8, schedule="GPipe", recompute=True)) == (
+        "PipelineParallel(stages=2, microbatches=8, schedule='gpipe', recompute=True)"
+    )
+    strategy = PipelineParallel(2, split_points=["a"], timeout=5)
+    assert pickle.loads(pickle.dumps(strategy)) == strategy
+    assert strategy != PipelineParallel(2, split_points=["b"], timeout=5)
+    assert PipelineParallel().microbatches_of(256, 2) == 8
+    assert PipelineParallel().microbatches_of(3, 2) == 3
+    assert PipelineParallel(microbatches=4).microbatches_of(1, 2) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"stages": 0},
+        {"stages": True},
+        {"stages": 2.0},
+        {"microbatches": 0},
+        {"microbatches": "4"},
+        {"schedule": 3},
+        {"schedule": "round-robin"},
+        {"balance": "even"},
+        {"balance": [0, 2]},
+        {"split_points": "dense_1"},
+        {"split_points": []},
+        {"recompute": 1},
+        {"timeout": -1},
+        {"stages": 3, "split_points": ["a"]},
+        {"stages": 3, "devices": 2},
+        {"balance": [1, 2], "devices": ["cpu:0", "cpu:1", "cpu:2"]},
+    ],
+)
+def test_what_is_no_pipeline(arguments):
+    with pytest.raises(ValueError, match="Received"):
+        PipelineParallel(**arguments)

@@ -26,6 +26,10 @@ _PLACE = 8 + _ROWS * _WIDTH
 _HEAD_BYTES = 8 * (8 + _PLACES * _PLACE)
 
 
+class NotSent(TimeoutError):
+    """Another rank has sent nothing in time."""
+
+
 class Link:
     """The memory of what one rank sends another.
 
@@ -162,7 +166,7 @@ class LinkedChannel:
                 now = time.monotonic()
                 deadline = deadline or now + self.timeout
                 if now > deadline:
-                    raise TimeoutError(f"another stage sent nothing within {self.timeout:g} s")
+                    raise NotSent(f"another stage sent nothing within {self.timeout:g} s")
 
 
 def make_files(world_size):

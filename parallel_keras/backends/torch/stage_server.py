@@ -30,8 +30,10 @@ class ServedStage:
         self.strategy, first, paths = cuts
         self._cuts: dict = {}
         if paths:
-            # A peer that dies is noticed by the caller, which then ends this process.
-            channel: Any = LinkedChannel(context.rank, paths, self.strategy.timeout, lambda: None)
+            # A peer that dies or hangs is noticed by the caller, which then ends this process:
+            # it is the first to lose its patience, and knows who is to blame.
+            patience = 2 * self.strategy.timeout
+            channel: Any = LinkedChannel(context.rank, paths, patience, lambda: None)
         else:
             channel = Channel(context.group, context.device)
         self.rank = StageRank(

@@ -230,7 +230,13 @@ _COLLECTIVE = re.compile(
 
 def is_of_a_collective(kind, text):
     """Whether an error, given by its class's name and its text, comes from a collective."""
-    if kind in ("DistBackendError", "DistNetworkError", "DistStoreError", "NotPublished"):
+    if kind in (
+        "DistBackendError",
+        "DistNetworkError",
+        "DistStoreError",
+        "NotPublished",
+        "NotSent",
+    ):
         return True
     return kind == "RuntimeError" and bool(_COLLECTIVE.search(text))
 

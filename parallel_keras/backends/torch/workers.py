@@ -213,7 +213,9 @@ class Pool:
             return error
         if not self.active or not is_of_a_collective(type(error).__name__, str(error)):
             return None
-        late = bool(re.search(r"time|NotPublished", f"{type(error).__name__} {error}", re.I))
+        late = bool(
+            re.search(r"time|NotPublished|NotSent", f"{type(error).__name__} {error}", re.I)
+        )
         # A dead peer breaks the collective before its end is known here; after
         # a time-out there is nothing more to wait for.
         deadline = time.monotonic() + (0.3 if late else 3.0)
