@@ -37,7 +37,7 @@ class LaidOut(Lowering):
         self.free: set = set()
         self.last = 0
         self._wrapped: dict = {}  # by id: the unit, which so stays alive
-        self._tuned: dict = {}  # by id: an optimizer, and the names of its replaced methods
+        self._tuned: list = []  # pairs of an optimizer and its replaced methods, by name
 
     # ---- what a backend adds ----
 
@@ -120,7 +120,7 @@ class LaidOut(Lowering):
         self._wrapped.clear()
         variables = keras_internals.every_variable(self.model)
         self._move((variable, None) for variable in variables)
-        self._untune(list(self._tuned))
+        self._untune()
 
     def make_function(self, kind):
         return stock_function(self.model, kind)
@@ -240,7 +240,7 @@ class LaidOut(Lowering):
         for metric in model.metrics:
             for variable in metric.variables:
                 self.homes.setdefault(id(variable), self.last)
-        for optimizer in self._optimizers():
+        for optimizer in keras_internals.every_optimizer(self.model):
             self._house(optimizer)
         self._tune()
         self._move(
@@ -279,27 +279,24 @@ class LaidOut(Lowering):
             self.moved(moved)
 
     def _tune(self):
-        optimizers = {id(optimizer): optimizer for optimizer in self._optimizers()}
-        self._untune([key for key in self._tuned if key not in optimizers])
-        for key, optimizer in optimizers.items():
+        self._untune()  # an optimizer that was built, or replaced, since then needs other methods
+        for optimizer in keras_internals.every_optimizer(self.model):
             methods = self.tune_optimizer(optimizer)
             if not optimizer.built and not self.makes_slots_in_place:
                 methods["build"] = self._build_optimizer(optimizer)
             vars(optimizer).update(methods)
-            self._tuned[key] = optimizer, list(methods)
+            self._tuned.append((optimizer, methods))
 
-    def _untune(self, keys):
-        for key in keys:
-            optimizer, names = self._tuned.pop(key)
-            for name in names:
-                vars(optimizer).pop(name, None)
+    def _untune(self):
+        for optimizer, methods in self._tuned:
+            for name, method in methods.items():
+                if vars(optimizer).get(name) is method:
+                    del vars(optimizer)[name]
+        self._tuned.clear()
 
     def home(self, variable):
         """The number of a variable's device."""
         return self.homes.get(id(variable), 0)
-
-    def _optimizers(self):
-        return keras_internals.every_optimizer(self.model)
 
 
 # On a function that replaces a method: whose it is, and what the instance had before.
