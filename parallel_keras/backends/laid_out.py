@@ -36,6 +36,8 @@ class LaidOut(Lowering):
         self.numbers: dict = {}
         self.free: set = set()
         self.last = 0
+        self.homes: dict = {}  # by id: the number of a variable's device
+        self._split = layout.Split(model, strategy)
         self._wrapped: dict = {}  # by id: the unit, which so stays alive
         self._tuned: list = []  # pairs of an optimizer and its replaced methods, by name
 
@@ -78,20 +80,21 @@ class LaidOut(Lowering):
     # ---- life ----
 
     def check(self):
-        self._assign()
+        devices = self._devices()
+        self._split.check(devices)
+        placement.assign(self.model, devices)
 
     def chosen(self):
         self.attach()
 
-    def _assign(self):
-        self.devices = self.strategy.devices_for(placement.devices_needed(self.model))
-        default = layout.split(self.model, self.strategy, self.devices)
-        return placement.assign(self.model, self.devices, default)
+    def _devices(self):
+        return self.strategy.devices_for(placement.devices_needed(self.model))
 
     def attach(self):
         model = self.model
-        assigned = self._assign()
+        self.devices = self._devices()
         self.changed_devices()
+        assigned = placement.assign(model, self.devices, self._split.numbers(self.devices))
         self.numbers, self.free, self.last = assigned.numbers, assigned.free, assigned.last
         for unit in placement.units(model):
             self._wrap(unit)
@@ -236,7 +239,7 @@ class LaidOut(Lowering):
     def _settle(self):
         """Bring every variable to its device."""
         model = self.model
-        self.homes: dict = self._homes_of_weights()
+        self.homes = self._homes_of_weights()
         for metric in model.metrics:
             for variable in metric.variables:
                 self.homes.setdefault(id(variable), self.last)

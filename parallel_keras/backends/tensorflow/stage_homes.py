@@ -25,7 +25,6 @@ class StageHomes(model.Lowering):
         super().__init__(model, strategy)
         self.devices = devices
         self.cut: Any = None
-        self.homes: dict = {}
 
     def changed_devices(self):
         # Read when they are needed: TensorFlow starts with it.
