@@ -121,8 +121,7 @@ class LaidOut(Lowering):
                     else:
                         vars(unit)[name] = own
         self._wrapped.clear()
-        variables = keras_internals.every_variable(self.model)
-        self._move((variable, None) for variable in variables)
+        self._move((v, None) for v in keras_internals.every_variable(self.model))
         self._untune()
 
     def make_function(self, kind):
@@ -221,11 +220,8 @@ class LaidOut(Lowering):
             placement.running.reset(token)
 
     def _block(self, target):
-        return self.block(placement.device_number(target, self.devices))
-
-    def block(self, number):
         """The scope of a `with` block inside `call`."""
-        return self.computing(number)
+        return self.computing(placement.device_number(target, self.devices))
 
     def _step(self, model, stock):
         def step(*args, **kwargs):
@@ -238,17 +234,18 @@ class LaidOut(Lowering):
 
     def _settle(self):
         """Bring every variable to its device."""
-        model = self.model
         self.homes = self._homes_of_weights()
-        for metric in model.metrics:
+        for metric in self.model.metrics:
             for variable in metric.variables:
                 self.homes.setdefault(id(variable), self.last)
         for optimizer in keras_internals.every_optimizer(self.model):
             self._house(optimizer)
         self._tune()
-        self._move(
-            (v, self.homes.get(id(v), 0)) for v in keras_internals.every_variable(self.model)
-        )
+        self._move((v, self.home(v)) for v in keras_internals.every_variable(self.model))
+
+    def home(self, variable):
+        """The number of a variable's device."""
+        return self.homes.get(id(variable), 0)
 
     def _homes_of_weights(self):
         """Dict from the id of a weight to the number of its device."""
@@ -262,7 +259,7 @@ class LaidOut(Lowering):
     def _house(self, optimizer):
         """Slots are where their variables are."""
         for slot, reference in keras_internals.slots(optimizer):
-            self.homes[id(slot)] = self.homes.get(id(reference), 0)
+            self.homes[id(slot)] = self.home(reference)
 
     def _build_optimizer(self, optimizer):
         """Replaces `build` of one that a model's own `train_step` builds as it goes."""
@@ -296,10 +293,6 @@ class LaidOut(Lowering):
                 if vars(optimizer).get(name) is method:
                     del vars(optimizer)[name]
         self._tuned.clear()
-
-    def home(self, variable):
-        """The number of a variable's device."""
-        return self.homes.get(id(variable), 0)
 
 
 # On a function that replaces a method: whose it is, and what the instance had before.
