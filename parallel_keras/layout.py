@@ -1,7 +1,5 @@
 """Which layer of a model without places goes to which device."""
 
-import keras
-
 from parallel_keras import balance, costs, placement
 
 # What a layer's time is estimated from: computing, or moving its bytes, whichever
@@ -9,6 +7,44 @@ from parallel_keras import balance, costs, placement
 _OPERATIONS_PER_BYTE = 10
 # The split hardly depends on it: everything but the parameters grows with it.
 BATCH_SIZE = 32
+
+
+class Split:
+    """The split of one model, remembered until the model has changed.
+
+    To estimate what its layers cost takes longer than a small step.
+    """
+
+    def __init__(self, model, strategy):
+        self.model = model
+        self.strategy = strategy
+        self._numbers: dict = {}
+        self._parts: list = []
+
+    def numbers(self, devices):
+        """As `split`."""
+        if not _is_to_split(self.model, devices):
+            return {}
+        parts = _parts(self.model)
+        if list(map(id, parts)) != list(map(id, self._parts)):
+            self._numbers = split(self.model, self.strategy, devices)
+            self._parts = parts
+        return self._numbers
+
+    def check(self, devices):
+        """Raise where the strategy lists layers that the model has not."""
+        if isinstance(self.strategy.balance, tuple):
+            split(self.model, self.strategy, devices)
+
+
+def _parts(model):
+    """What the costs of a model follow from. As long as the list lives, so do their ids."""
+    return [
+        *placement.units(model),
+        *model.weights,
+        *model.trainable_weights,
+        getattr(model, "optimizer", None),
+    ]
 
 
 def split(model, strategy, devices, pairs=None):
@@ -24,14 +60,18 @@ def split(model, strategy, devices, pairs=None):
         Dict from the id of a layer or an operation to an int. Empty where the
         model has places, has one device, or is not built yet.
     """
-    is_built = all(
-        layer.built for layer in placement.units(model) if isinstance(layer, keras.Layer)
-    )
-    if len(devices) == 1 or not is_built or placement.has_places(model):
+    if not _is_to_split(model, devices):
         return {}
     if pairs is None:
         pairs = costs.operations_and_costs(model, BATCH_SIZE)
     return _numbers(pairs, strategy.balance, len(devices))
+
+
+def _is_to_split(model, devices):
+    return len(devices) > 1 and all(
+        placement.own_place(unit) is None and getattr(unit, "built", True)
+        for unit in placement.units(model)
+    )
 
 
 def _numbers(pairs, how, count):

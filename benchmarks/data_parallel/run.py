@@ -8,17 +8,14 @@ median over the rounds of the median milliseconds per step. Do not do anything
 else on the machine meanwhile.
 """
 
-import argparse
 import importlib.util
-import json
-import os
 import pathlib
-import statistics
-import subprocess
 import sys
 
-HERE = pathlib.Path(__file__).parent
-MODELS = ("mlp", "cnn", "transformer")
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+import compare
+
+SIDE = pathlib.Path(__file__).with_name("sides.py")
 SIDES = {
     "torch": [
         ("ours_2", '`fit`, strategy="data", 2 devices'),
@@ -47,71 +44,45 @@ STEPS = {"mlp": 120, "cnn": 80, "transformer": 60}
 NEEDS = {"fabric": "lightning", "accelerate": "accelerate"}
 
 
-def run(backend, side, model, steps):
-    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "sides.py"), side, model, str(steps)],
-        env=environment, capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not lines:
-        raise SystemExit(f"{backend} {side} {model} failed\n{done.stdout}\n{done.stderr}")
-    return json.loads(lines[-1][len("RESULT ") :])
-
-
-def measure(backend, rounds, quick, only):
-    sides = [
+def sides_of(backend, only):
+    """The sides that were asked for, as far as what they need is installed."""
+    return [
         side
         for side, _ in SIDES[backend]
         if (not only or side in only)
         and (side not in NEEDS or importlib.util.find_spec(NEEDS[side]) is not None)
     ]
-    results = {}
-    for model in MODELS:
-        for _ in range(rounds):
-            for side in sides:
-                steps = 12 if quick else STEPS[model]
-                results.setdefault((side, model), []).append(run(backend, side, model, steps))
-                print(backend, model, side, results[side, model][-1], flush=True)
-    return sides, results
 
 
 def table(backend, sides, results):
-    titles = dict(SIDES[backend])
-    lines = [f"| {backend} | " + " | ".join(MODELS) + " |", "|---|" + "---:|" * len(MODELS)]
+    titles, rows = dict(SIDES[backend]), []
     for side in sides:
-        cells = [f"{_median(results, side, m, 'ms'):.1f}" for m in MODELS]
-        lines.append(f"| {titles[side]}, ms a step | " + " | ".join(cells) + " |")
-        if "waiting" in results[side, MODELS[0]][0]:
-            shares = [f"{100 * _median(results, side, m, 'waiting'):.1f} %" for m in MODELS]
-            lines.append("| … of which waiting for data | " + " | ".join(shares) + " |")
+        cells = [f"{results.median(side, model):.1f}" for model in STEPS]
+        rows.append((f"{titles[side]}, ms a step", cells))
+        if results.has(side, "waiting"):
+            shares = [f"{100 * results.median(side, model, 'waiting'):.1f} %" for model in STEPS]
+            rows.append(("… of which waiting for data", shares))
     for ours, theirs in RATIOS[backend]:
         if ours in sides and theirs in sides:
-            cells = [
-                f"**{_median(results, theirs, m, 'ms') / _median(results, ours, m, 'ms'):.2f}**"
-                for m in MODELS
-            ]
-            name = f"samples/s, {titles[ours]} ÷ {titles[theirs]}"
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _median(results, side, model, key):
-    return statistics.median(result[key] for result in results[side, model])
+            cells = [f"**{results.ratio(ours, theirs, model):.2f}**" for model in STEPS]
+            rows.append((f"samples/s, {titles[ours]} ÷ {titles[theirs]}", cells))
+    return compare.table(backend, STEPS, rows)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few steps, one round")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--backend", choices=SIDES, action="append")
+    parser = compare.parser(__doc__, SIDES)
     parser.add_argument("--side", action="append", help="only this side (may be repeated)")
     options = parser.parse_args()
-    for backend in options.backend or SIDES:
-        if importlib.util.find_spec(backend) is None:
-            continue
-        rounds = 1 if options.quick else options.rounds
-        print(table(backend, *measure(backend, rounds, options.quick, options.side)), flush=True)
+    for backend in compare.installed(options, SIDES):
+        sides = sides_of(backend, options.side)
+        results = compare.measure(
+            backend,
+            lambda side, model, steps: [sys.executable, SIDE, side, model, steps],
+            sides,
+            STEPS,
+            options,
+        )
+        print(table(backend, sides, results), flush=True)
 
 
 if __name__ == "__main__":

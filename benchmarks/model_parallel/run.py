@@ -8,22 +8,16 @@ median over the rounds of the median milliseconds per step. Do not do anything
 else on the machine meanwhile.
 """
 
-import argparse
-import importlib.util
-import json
-import os
 import pathlib
-import statistics
-import subprocess
 import sys
 
-HERE = pathlib.Path(__file__).parent
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
 # The models, their data, and the plain side are those of data parallel.
-sys.path.append(str(HERE.parent / "data_parallel"))
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "data_parallel"))
+import compare
 
-MODELS = ("mlp", "cnn", "transformer")
 BACKENDS = ("tensorflow", "torch")
-SIDES = ("laid_out", "plain")
+SIDES = {"laid_out": '`fit`, strategy="model"', "plain": "plain `fit`"}
 STEPS = {"mlp": 120, "cnn": 80, "transformer": 60}
 
 
@@ -43,45 +37,30 @@ def plain(name, steps):
     sides.plain(name, steps)
 
 
-def run(backend, side, model, steps):
-    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [sys.executable, __file__, "--one", side, model, str(steps)],
-        env=environment, capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not lines:
-        raise SystemExit(f"{backend} {side} {model} failed\n{done.stdout}\n{done.stderr}")
-    return json.loads(lines[-1][len("RESULT ") :])["ms"]
+def command(side, model, steps):
+    return [sys.executable, __file__, "--one", side, model, steps]
+
+
+def table(backend, results):
+    rows = [
+        (f"{title}, ms a step", [f"{results.median(side, model):.1f}" for model in STEPS])
+        for side, title in SIDES.items()
+    ]
+    ratios = [f"**{results.ratio('laid_out', 'plain', model):.2f}**" for model in STEPS]
+    return compare.table(backend, STEPS, [*rows, ("samples/s, ratio", ratios)])
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few steps, one round")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--backend", choices=BACKENDS, action="append")
+    parser = compare.parser(__doc__, BACKENDS)
     parser.add_argument("--one", nargs=3, metavar=("SIDE", "MODEL", "STEPS"))
     options = parser.parse_args()
     if options.one:
         side, model, steps = options.one
         globals()[side](model, int(steps))
         return
-    for backend in options.backend or BACKENDS:
-        if importlib.util.find_spec(backend) is None:
-            continue
-        found: dict = {}
-        for model in MODELS:
-            for _ in range(1 if options.quick else options.rounds):
-                for side in SIDES:
-                    steps = 12 if options.quick else STEPS[model]
-                    found.setdefault((side, model), []).append(run(backend, side, model, steps))
-        medians = {key: statistics.median(values) for key, values in found.items()}
-        print(f"| {backend} | " + " | ".join(MODELS) + " |\n|---|" + "---:|" * len(MODELS))
-        for side, title in (("laid_out", '`fit`, strategy="model"'), ("plain", "plain `fit`")):
-            cells = [f"{medians[side, model]:.1f}" for model in MODELS]
-            print(f"| {title}, ms a step | " + " | ".join(cells) + " |")
-        ratios = [f"**{medians['plain', m] / medians['laid_out', m]:.2f}**" for m in MODELS]
-        print("| samples/s, ratio | " + " | ".join(ratios) + " |\n", flush=True)
+    for backend in compare.installed(options, BACKENDS):
+        results = compare.measure(backend, command, SIDES, STEPS, options)
+        print(table(backend, results), flush=True)
 
 
 if __name__ == "__main__":

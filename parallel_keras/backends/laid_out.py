@@ -36,8 +36,10 @@ class LaidOut(Lowering):
         self.numbers: dict = {}
         self.free: set = set()
         self.last = 0
+        self.homes: dict = {}  # by id: the number of a variable's device
+        self._split = layout.Split(model, strategy)
         self._wrapped: dict = {}  # by id: the unit, which so stays alive
-        self._tuned: dict = {}  # by id: an optimizer, and the names of its replaced methods
+        self._tuned: list = []  # pairs of an optimizer and its replaced methods, by name
 
     # ---- what a backend adds ----
 
@@ -78,20 +80,21 @@ class LaidOut(Lowering):
     # ---- life ----
 
     def check(self):
-        self._assign()
+        devices = self._devices()
+        self._split.check(devices)
+        placement.assign(self.model, devices)
 
     def chosen(self):
         self.attach()
 
-    def _assign(self):
-        self.devices = self.strategy.devices_for(placement.devices_needed(self.model))
-        default = layout.split(self.model, self.strategy, self.devices)
-        return placement.assign(self.model, self.devices, default)
+    def _devices(self):
+        return self.strategy.devices_for(placement.devices_needed(self.model))
 
     def attach(self):
         model = self.model
-        assigned = self._assign()
+        self.devices = self._devices()
         self.changed_devices()
+        assigned = placement.assign(model, self.devices, self._split.numbers(self.devices))
         self.numbers, self.free, self.last = assigned.numbers, assigned.free, assigned.last
         for unit in placement.units(model):
             self._wrap(unit)
@@ -118,9 +121,8 @@ class LaidOut(Lowering):
                     else:
                         vars(unit)[name] = own
         self._wrapped.clear()
-        variables = keras_internals.every_variable(self.model)
-        self._move((variable, None) for variable in variables)
-        self._untune(list(self._tuned))
+        self._move((v, None) for v in keras_internals.every_variable(self.model))
+        self._untune()
 
     def make_function(self, kind):
         return stock_function(self.model, kind)
@@ -218,11 +220,8 @@ class LaidOut(Lowering):
             placement.running.reset(token)
 
     def _block(self, target):
-        return self.block(placement.device_number(target, self.devices))
-
-    def block(self, number):
         """The scope of a `with` block inside `call`."""
-        return self.computing(number)
+        return self.computing(placement.device_number(target, self.devices))
 
     def _step(self, model, stock):
         def step(*args, **kwargs):
@@ -235,17 +234,18 @@ class LaidOut(Lowering):
 
     def _settle(self):
         """Bring every variable to its device."""
-        model = self.model
-        self.homes: dict = self._homes_of_weights()
-        for metric in model.metrics:
+        self.homes = self._homes_of_weights()
+        for metric in self.model.metrics:
             for variable in metric.variables:
                 self.homes.setdefault(id(variable), self.last)
-        for optimizer in self._optimizers():
+        for optimizer in keras_internals.every_optimizer(self.model):
             self._house(optimizer)
         self._tune()
-        self._move(
-            (v, self.homes.get(id(v), 0)) for v in keras_internals.every_variable(self.model)
-        )
+        self._move((v, self.home(v)) for v in keras_internals.every_variable(self.model))
+
+    def home(self, variable):
+        """The number of a variable's device."""
+        return self.homes.get(id(variable), 0)
 
     def _homes_of_weights(self):
         """Dict from the id of a weight to the number of its device."""
@@ -259,7 +259,7 @@ class LaidOut(Lowering):
     def _house(self, optimizer):
         """Slots are where their variables are."""
         for slot, reference in keras_internals.slots(optimizer):
-            self.homes[id(slot)] = self.homes.get(id(reference), 0)
+            self.homes[id(slot)] = self.home(reference)
 
     def _build_optimizer(self, optimizer):
         """Replaces `build` of one that a model's own `train_step` builds as it goes."""
@@ -279,27 +279,20 @@ class LaidOut(Lowering):
             self.moved(moved)
 
     def _tune(self):
-        optimizers = {id(optimizer): optimizer for optimizer in self._optimizers()}
-        self._untune([key for key in self._tuned if key not in optimizers])
-        for key, optimizer in optimizers.items():
+        self._untune()  # an optimizer that was built, or replaced, since then needs other methods
+        for optimizer in keras_internals.every_optimizer(self.model):
             methods = self.tune_optimizer(optimizer)
             if not optimizer.built and not self.makes_slots_in_place:
                 methods["build"] = self._build_optimizer(optimizer)
             vars(optimizer).update(methods)
-            self._tuned[key] = optimizer, list(methods)
+            self._tuned.append((optimizer, methods))
 
-    def _untune(self, keys):
-        for key in keys:
-            optimizer, names = self._tuned.pop(key)
-            for name in names:
-                vars(optimizer).pop(name, None)
-
-    def home(self, variable):
-        """The number of a variable's device."""
-        return self.homes.get(id(variable), 0)
-
-    def _optimizers(self):
-        return keras_internals.every_optimizer(self.model)
+    def _untune(self):
+        for optimizer, methods in self._tuned:
+            for name, method in methods.items():
+                if vars(optimizer).get(name) is method:
+                    del vars(optimizer)[name]
+        self._tuned.clear()
 
 
 # On a function that replaces a method: whose it is, and what the instance had before.

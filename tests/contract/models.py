@@ -3,6 +3,8 @@
 import keras
 from keras import layers, ops
 
+import parallel_keras as pk
+
 
 def mlp(**dense):
     """A functional classifier of three kinds."""
@@ -107,6 +109,17 @@ def shared():
     tower = keras.Sequential([keras.Input((6,)), layers.Dense(6, activation="tanh")])
     y = layers.add([tower(layer(x)), tower(x)])
     return keras.Model(x, layers.Dense(3, activation="softmax")(layer(y)))
+
+
+def placed_skip():
+    """A skip connection from device to device, and an operation of its own."""
+    x = keras.Input((6,))
+    with pk.place(0):
+        h = layers.Dense(8, activation="tanh", name="first")(x)
+    with pk.place(1):
+        y = layers.Dense(8, activation="tanh", name="second")(h) + h
+        y = layers.Dense(3, activation="softmax", name="third")(y)
+    return keras.Model(x, y)
 
 
 def frozen():

@@ -22,17 +22,6 @@ pytestmark = pytest.mark.backend("tensorflow")
 OPTIONS = {"batch_size": 16, "epochs": 1, "shuffle": False, "verbose": 0}
 
 
-def skip():
-    """A skip connection across the border, and an operation of its own."""
-    x = keras.Input((6,))
-    with pk.place(0):
-        h = layers.Dense(8, activation="tanh", name="first")(x)
-    with pk.place(1):
-        y = layers.Dense(8, activation="tanh", name="second")(h) + h
-        y = layers.Dense(3, activation="softmax", name="third")(y)
-    return keras.Model(x, y)
-
-
 def recurrent():
     """Loops, whose bodies are graphs of their own."""
     x = keras.Input((4, 3))
@@ -66,7 +55,8 @@ WHERE = {"first": 0, "second": 1, "third": 1}
 
 
 @pytest.mark.parametrize(
-    "build, data", [(skip, rows.classes), (recurrent, rows.series), (Blocks, rows.classes)]
+    "build, data",
+    [(models.placed_skip, rows.classes), (recurrent, rows.series), (Blocks, rows.classes)],
 )
 def test_forward_and_backward_run_where_the_layers_are(build, data):
     optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.5)
@@ -95,13 +85,13 @@ def test_forward_and_backward_run_where_the_layers_are(build, data):
     assert losses and set(losses) == {1}, "the loss is where the outputs are"
 
 
-@pytest.mark.parametrize("build, data", [(skip, rows.classes), (Blocks, rows.classes)])
-def test_the_numbers_are_those_of_plain_keras(build, data):
+@pytest.mark.parametrize("build", [models.placed_skip, Blocks])
+def test_the_numbers_are_those_of_plain_keras(build):
     records = []
     for strategy in (None, "model"):
         arguments = {"optimizer": keras.optimizers.Adam(0.01), "metrics": ["accuracy"]}
         model = make(build, {**arguments, "loss": "sparse_categorical_crossentropy"}, strategy)
-        history = fit(model, **data(), **{**OPTIONS, "epochs": 2})
+        history = fit(model, **rows.classes(), **{**OPTIONS, "epochs": 2})
         records.append({"history": history, **state(model)})
     compare(f"placed_{build.__name__}", "model", *records)
 

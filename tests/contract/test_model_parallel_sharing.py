@@ -1,5 +1,7 @@
 """ModelParallel next to other models, other optimizers and methods of the user's own."""
 
+import pickle
+
 import keras
 import numpy as np
 import pytest
@@ -88,6 +90,20 @@ def test_a_layer_is_as_keras_made_it_afterwards():
         for name in ("call", "build", "quantize", "quantized_call"):
             entry = vars(layer).get(name)
             assert (entry and id(entry)) == members.get(name)
+
+
+def test_an_optimizer_is_as_keras_made_it_afterwards():
+    plain, model = sequential(), pk.parallelize(sequential(), "model")
+    for each in (plain, model):
+        each.fit(X, Y, **FIT)  # builds the optimizer
+    model.set_strategy(None)
+    assert vars(model.optimizer).keys() == vars(plain.optimizer).keys()
+    found = []
+    for each in (plain, model, pickle.loads(pickle.dumps(model))):
+        each.fit(X, Y, **FIT)
+        found.append(each.predict(X, verbose=0))
+    np.testing.assert_allclose(found[1], found[0], atol=1e-5)
+    np.testing.assert_allclose(found[2], found[0], atol=1e-5)
 
 
 def test_a_place_out_of_range_leaves_the_strategy():

@@ -9,7 +9,7 @@ import rows
 from keras import layers, ops
 
 import parallel_keras as pk
-from parallel_keras import placement
+from parallel_keras import costs, placement
 
 
 def places(model):
@@ -269,6 +269,40 @@ def test_without_places_the_layers_are_split_by_cost():
         assert list(plan.placement) == expected, str(plan)
     with pytest.raises(ValueError, match="balance"):
         model.compile("adam", "mse", strategy=pk.ModelParallel(2, balance=[1, 1]))
+
+
+def test_costs_are_estimated_once_for_each_state_of_the_model(monkeypatch):
+    estimated = []
+
+    def counted(model, batch_size):
+        estimated.append(model)
+        return estimate(model, batch_size)
+
+    estimate = costs.operations_and_costs
+    monkeypatch.setattr(costs, "operations_and_costs", counted)
+    model = pk.parallelize(keras.Sequential([keras.Input((6,)), dense("a"), dense("b")]))
+    model.compile("adam", "mse", strategy="model")
+    x = rows.classes()["x"]
+
+    def run():
+        model.fit(x, x[:, :4], epochs=2, validation_split=0.2, verbose=0)
+        model.train_on_batch(x, x[:, :4])
+        model.evaluate(x, x[:, :4], verbose=0)
+        model.predict(x, verbose=0)
+        return len(estimated)
+
+    assert run() == 1
+    model.layers[0].trainable = False
+    assert run() == 2
+    model.compile("sgd", "mse")
+    assert run() == 3
+    model.add(dense("c"))
+    model.compile("sgd", "mse")
+    assert run() == 4
+    pk.place(1)(model.layers[0])
+    assert run() == 4  # a model with places is not split
+    numbers = vars(model)["_parallel_keras"].lowering.numbers
+    assert [numbers[id(layer)] for layer in model.layers] == [1, 1, 1]
 
 
 def test_a_plan_for_devices_that_are_not_there():

@@ -17,6 +17,7 @@ if os.environ.get("KERAS_BACKEND") == "torch":
     sys.path.append(str(pathlib.Path(__file__).parents[1] / "contract"))
     import harness
     import keras
+    import models
     import rows
     import torch
     from cases import kinds, losses, optimizers
@@ -74,19 +75,9 @@ def test_cases(case, devices):
     harness.compare(case.name, "model=2", expected, received, case.tolerance, case.loose)
 
 
-def small():
-    x = keras.Input((6,))
-    with pk.place(0):
-        h = layers.Dense(8, activation="tanh", name="first")(x)
-    with pk.place(1):
-        y = layers.Dense(8, activation="tanh", name="second")(h) + h
-        y = layers.Dense(3, activation="softmax", name="third")(y)
-    return keras.Model(x, y)
-
-
 def test_everything_is_where_its_layer_is(devices):
     arguments = {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
-    model = harness.make(small, arguments, "model")
+    model = harness.make(models.placed_skip, arguments, "model")
     harness.fit(model, **rows.classes(48), batch_size=16, epochs=1, verbose=0)
     where = {"first": "cpu:1", "second": "cpu:2", "third": "cpu:2"}
     for name, device in where.items():

@@ -7,7 +7,6 @@ its device as a whole.
 
 from typing import Any
 
-from parallel_keras import keras_internals
 from parallel_keras.backends.tensorflow import model
 from parallel_keras.backends.tensorflow.devices import tf_device
 
@@ -25,11 +24,6 @@ class StageHomes(model.Lowering):
         super().__init__(model, strategy)
         self.devices = devices
         self.cut: Any = None
-        self.homes: dict = {}
-
-    def changed_devices(self):
-        # Read when they are needed: TensorFlow starts with it.
-        super().changed_devices()
 
     def settle(self, cut):
         """Bring every variable to its stage; cheap for those that are there.
@@ -48,7 +42,3 @@ class StageHomes(model.Lowering):
     def device(self, number):
         """TensorFlow's name of a stage's device."""
         return tf_device(self.devices[number])
-
-    def device_of(self, variable):
-        """TensorFlow's name of the device of a Keras variable."""
-        return keras_internals.tf_variable(variable).device
