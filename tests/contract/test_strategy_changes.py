@@ -325,3 +325,22 @@ def test_a_plain_model_that_shares_a_layer_sees_what_it_learns(strategy):
         outputs.append(found)
     for expected, received in zip(*outputs, strict=True):
         np.testing.assert_allclose(received, expected, atol=1e-5)
+
+
+@pytest.mark.backend("tensorflow")
+@pytest.mark.parametrize(
+    "before, after", [(None, "data"), ("data", None), ("data", "data=3"), (None, "model")]
+)
+def test_a_function_traced_before_the_change_does_not_go_on_with_old_numbers(before, after):
+    import tensorflow as tf
+
+    model = make(models.mlp, compiled(sgd)(), before)
+    fit(model, **rows.classes(), **OPTIONS)
+    x = rows.classes()["x"]
+    traced = tf.function(lambda x: model(x))
+    traced(x)
+    pk.parallelize(model).set_strategy(after)
+    fit(model, **rows.classes(), **OPTIONS)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        traced(x)
+    np.testing.assert_allclose(tf.function(lambda x: model(x))(x), model(x), atol=1e-6)

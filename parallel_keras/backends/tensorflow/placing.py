@@ -42,11 +42,19 @@ def move(variable, device):
         value = tf.convert_to_tensor(old)
         with tf.device(device or _default()):
             variable._value = made_anew(variable, value)
-        # A function that was traced with it would go on with the old numbers, and keep
-        # their memory. Now it finds none, and fails.
-        empty = tf.zeros([0], old.dtype)
-        tf.raw_ops.AssignVariableOp(resource=old.handle, value=empty, validate_shape=False)
+        give_up(old)
     return True
+
+
+def give_up(old):
+    """Empty a `tf.Variable`, or one of several replicas, that has been made anew elsewhere.
+
+    A function that was traced with it would go on with the old numbers, and keep their
+    memory. Now it finds none, and fails.
+    """
+    for part in getattr(old, "values", (old,)):
+        empty = tf.zeros([0], part.dtype)
+        tf.raw_ops.AssignVariableOp(resource=part.handle, value=empty, validate_shape=False)
 
 
 def made_anew(variable, value):

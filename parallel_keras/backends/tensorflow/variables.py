@@ -5,6 +5,8 @@ the strategy with the same value. References such as `layer.kernel` stay valid, 
 nothing has to be cloned or built under a scope.
 """
 
+import contextlib
+
 import tensorflow as tf
 
 from parallel_keras import keras_internals
@@ -36,13 +38,16 @@ def _home(variable):
 
 
 def _move_variable(variable, strategy):
-    value = tf.convert_to_tensor(variable._value)
-    if strategy is None:
+    old = variable._value
+    value = tf.convert_to_tensor(old)
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
         variable._value = placing.made_anew(variable, value)
-        return
-    with strategy.scope():
-        variable._value = placing.made_anew(variable, value)
-    if variable.synchronization == "on_read" and variable.aggregation == "sum":
+    placing.give_up(old)
+    if strategy is not None and _is_summed(variable):
         # The state is the sum over the replicas: the first one holds all of it.
         for component in strategy.experimental_local_results(variable._value)[1:]:
             component.assign(tf.zeros_like(component))
+
+
+def _is_summed(variable):
+    return variable.synchronization == "on_read" and variable.aggregation == "sum"

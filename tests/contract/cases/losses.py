@@ -142,6 +142,7 @@ CASES = [
     keras_loss("CTC", lambda: models.steps(), lambda: rows.labels_of_steps()),
 ]
 
+# A lambda is the case: it has no name of its own to send to a worker.
 _lambda_loss = lambda y_true, y_pred: ops.mean(ops.square(y_true - y_pred))  # noqa: E731
 
 
