@@ -15,8 +15,6 @@ import time
 
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
-os.environ["TF_NUM_INTEROP_THREADS"] = "8"
-
 WARM_UP = 4
 STAGES = {"sleep2": 2, "sleep4": 4, "heavy": 2, "uneven": 2}
 
@@ -43,6 +41,9 @@ def strategy(side, microbatches, name):
 
 
 def keras_side(side, name, steps):
+    kind, _, microbatches = side.partition("_")
+    # Before TensorFlow starts: as many operations at a time as there are devices.
+    os.environ["TF_NUM_INTEROP_THREADS"] = "1" if kind == "plain" else str(STAGES[name])
     import keras
     import models
 
@@ -50,7 +51,6 @@ def keras_side(side, name, steps):
 
     keras.utils.set_random_seed(0)
     model, more = models.make(name), {}
-    kind, _, microbatches = side.partition("_")
     if kind != "plain":
         pk.parallelize(model, strategy(kind, int(microbatches), name))
     model.compile("adam", models.loss(), metrics=["accuracy"])
