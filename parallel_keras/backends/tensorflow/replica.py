@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras import tree
 
 from parallel_keras import keras_internals
+from parallel_keras.backends.tensorflow.clock import dense
 from parallel_keras.backends.tensorflow.moments import counting
 from parallel_keras.backends.tensorflow.rows import Rows
 from parallel_keras.backends.tensorflow.state import capture, new_values, weighted
@@ -23,17 +24,20 @@ class Replica:
         replicas: Int.
         averaged: Set of ids of the metric variables that count with the rows'
             share.
+        clock: The step's `Clock`.
     """
 
-    def __init__(self, model, strategy, replicas, averaged):
+    def __init__(self, model, strategy, replicas, averaged, clock):
         self.model = model
         self.strategy = strategy
         self.replicas = replicas
         self.averaged = averaged
+        self.clock = clock
 
     def train(self, data, total):
-        """Weighted gradients, and what the forward pass assigned."""
+        """Weighted gradients, what the forward pass assigned, and the times of both ends."""
         model, rows = self.model, self._rows(total)
+        start = self.clock.mark(leaf for leaf in tree.flatten(data) if leaf is not None)
         x, y, sample_weight = rows.take(data)
         trainable = [v._value for v in model.trainable_variables]
         with capture(model, self._number) as scope, counting(rows.some):
@@ -46,7 +50,8 @@ class Replica:
         metric_ids = self._update_metrics(scope, rows, y, y_pred, sample_weight, loss)
         variables, values = new_values(scope, exclude=metric_ids)
         self.assigned = variables
-        return gradients, [weighted(tf.convert_to_tensor(v), rows) for v in values]
+        times = start, self.clock.mark(dense([*gradients, loss]))
+        return gradients, [weighted(tf.convert_to_tensor(v), rows) for v in values], times
 
     def test(self, data, total):
         """Update the metrics."""

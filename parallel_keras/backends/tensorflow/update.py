@@ -18,13 +18,18 @@ def apply(strategy, optimizer, gradients, variables):
         optimizer: A Keras optimizer whose variables live under the strategy.
         gradients: List of per-replica gradients, `None` where there is none.
         variables: List of Keras variables.
+
+    Returns:
+        List of the reduced gradients that there are, as values of all replicas.
     """
     present = [(g, v._value) for g, v in zip(gradients, variables, strict=True) if g is not None]
-    reduced = iter(strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, present))
+    reduced = strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, present)
+    waiting = iter(reduced)
     if _computes_with_gradients(optimizer):
-        reduced = (strategy.experimental_local_results(g)[0] for g in reduced)
-    combined = [None if g is None else next(reduced) for g in gradients]
+        waiting = (strategy.experimental_local_results(g)[0] for g in reduced)
+    combined = [None if g is None else next(waiting) for g in gradients]
     keras_internals.apply_across_replicas(optimizer, combined, variables)
+    return reduced
 
 
 def _computes_with_gradients(optimizer):
