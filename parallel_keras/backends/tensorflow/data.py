@@ -119,7 +119,8 @@ class _Steps:
             if not variables:
                 continue
             with tf.device(tf_device(device)):
-                reduction = self.clock.mark(dense(local(g)[number] for g in reduced))
+                gradients = dense(local(g)[number] for g in reduced)
+                reduction = self.clock.mark([ends[number], *gradients])
                 # Reading waits for what was assigned.
                 values = [tf.convert_to_tensor(local(v._value)[number]) for v in variables]
                 end = self.clock.mark([*values, reduction])

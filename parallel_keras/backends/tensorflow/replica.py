@@ -50,7 +50,7 @@ class Replica:
         metric_ids = self._update_metrics(scope, rows, y, y_pred, sample_weight, loss)
         variables, values = new_values(scope, exclude=metric_ids)
         self.assigned = variables
-        times = start, self.clock.mark(dense([*gradients, loss]))
+        times = start, self.clock.mark([start, *dense([*gradients, loss])])
         return gradients, [weighted(tf.convert_to_tensor(v), rows) for v in values], times
 
     def test(self, data, total):
