@@ -65,12 +65,15 @@ def test_a_pipeline(name, stages, backend):
     assert 0 < timeline.bubble < 1 and timeline.step_time > 0
 
 
-def test_the_last_training_step_is_shown():
-    model = made(pk.PipelineParallel(2))
-    fit(model, batch_size=3)
-    assert {e.microbatch for e in model.timeline().events} == {None, 0, 1, 2}
+@pytest.mark.parametrize("strategy", ["pipeline=2", "data=2"])
+def test_the_last_training_step_is_shown(strategy):
+    model = made(strategy)
+    validation = np.zeros((4, 6)), np.zeros((4, 2))
+    fit(model, batch_size=3, validation_data=validation)
+    microbatches = {None, 0, 1, 2} if strategy == "pipeline=2" else {None}
+    assert {e.microbatch for e in model.timeline().events} == microbatches
     before = model.timeline().events
-    model.evaluate(np.zeros((4, 6)), np.zeros((4, 2)), verbose=0)
+    model.evaluate(*validation, verbose=0)
     assert model.timeline().events == before
 
 

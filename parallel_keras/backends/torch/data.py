@@ -187,6 +187,7 @@ class Lowering(lowering.Lowering):
         before = metrics.before(self.averaged or ())
         if kind == "train":
             replica.train(own, counts[0], total, counts[-1] > 0, self._fetch_next)
+            self.ship.events = []
             self.trained_rows = total
         else:
             replica.laps.interrupt()
@@ -242,8 +243,8 @@ class Lowering(lowering.Lowering):
         Returns:
             List of `timeline.Event`.
         """
-        if not self.ship.is_current():
-            return []
+        if self.ship.events or not self.ship.is_current():
+            return self.ship.events
         found = self.pool.events_of(self.key, self.ship.replica.laps.read())
         return [
             Event(self.devices[rank], kind, None, None, start, end)

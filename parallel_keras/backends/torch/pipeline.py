@@ -140,6 +140,7 @@ class Lowering(Pipelined):
 
             rank.train(cut, own, total, microbatches, order, self.loss_of_parts(cut), see)
             self.ship.trained()
+            self.ship.events = []
             self.trained_rows = total
         else:
             added, _ = rank.infer(cut, own, total, microbatches)
@@ -205,8 +206,8 @@ class Lowering(Pipelined):
         self.ship.probed = True
 
     def events(self):
-        if not self.ship.is_current():
-            return []
+        if self.ship.events or not self.ship.is_current():
+            return self.ship.events
         found = self.pool.events_of(self.key, self.ship.rank.events)
         return [
             Event(self.devices[stage], kind, stage, microbatch, start, end)
