@@ -1,10 +1,11 @@
 """How fast a device of this machine is, measured once by short computations.
 
-That takes about a second. What is measured: the matrix products of a large `Dense` layer,
-forward and backward; copying memory; a chain of layers so small that only their number
-counts; and an update by an optimizer like the model's.
+That takes a second or two. What is measured: the matrix products of a large `Dense` layer
+and a convolution, forward and backward; copying memory; a chain of layers so small that
+only their number counts; and an update by an optimizer like the model's.
 """
 
+import math
 import threading
 import time
 
@@ -15,6 +16,7 @@ from parallel_keras import backends, keras_internals
 from parallel_keras.costs.times import Rates
 
 _ROWS, _UNITS = 512, 1024  # of the layer whose products are measured
+_IMAGES, _FILTERS = (8, 32, 32), 64  # of the convolution
 _BYTES = 1 << 24  # of what is copied, and of the variable that is updated
 _LAYERS = 12
 
@@ -36,10 +38,9 @@ def of(devices, dtype, optimizer):
         with keras_internals.keeping_names(), room.computing(devices) as together:
             # Devices that are parts of one machine compete for its memory.
             others = round(min(together, len(devices))) - 1 if together else 0
-            forward, backward = _products(room, dtype, others)
             _measured[key] = Rates(
-                forward=forward,
-                backward=backward,
+                products=_products(room, dtype, others),
+                convolutions=_convolutions(room, dtype, others),
                 bytes=_copying(room, others),
                 per_layer=_small_layers(room),
                 update=_updating(room, optimizer, others),
@@ -57,6 +58,23 @@ def _products(room, dtype, others):
     of_weight = room.compiled(lambda: keras.ops.matmul(keras.ops.transpose(x), gradient))
     backward = _seconds(room, of_x, others) + _seconds(room, of_weight, others)
     return flops / _seconds(room, forward, others), 2 * flops / backward
+
+
+def _convolutions(room, dtype, others):
+    layer = keras.layers.Conv2D(
+        *(_FILTERS, 3), padding="same", activation="relu", kernel_initializer="ones", dtype=dtype
+    )
+    x = keras.Variable(np.ones((*_IMAGES, _FILTERS)), dtype=dtype)
+    layer.build(x.shape)
+
+    def forward():
+        return layer(x.value)
+
+    flops = 2 * math.prod(_IMAGES) * 9 * _FILTERS * _FILTERS
+    alone = _seconds(room, room.compiled(forward), others)
+    weights = [x, *layer.trainable_variables]
+    both = _seconds(room, room.compiled(room.with_backward(forward, weights)), others)
+    return flops / alone, 2 * flops / max(both - alone, alone)
 
 
 def _filled(shape, dtype):

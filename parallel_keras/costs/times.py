@@ -11,8 +11,9 @@ class Rates:
     """How fast one device is at what a step consists of.
 
     Attributes:
-        forward: FLOPs a second of the matrix product of a forward pass.
-        backward: The same for the two of a backward pass.
+        products: Pair of FLOPs a second of matrix products, in a forward pass and in a
+            backward pass.
+        convolutions: The same of convolutions.
         bytes: Bytes a second that are read and written.
         per_layer: Pair of seconds that a layer takes in any case, forward and backward.
         update: Seconds for each byte of a trained weight that the optimizer updates.
@@ -20,8 +21,8 @@ class Rates:
             parts of one machine; `None` for all.
     """
 
-    forward: float
-    backward: float
+    products: tuple
+    convolutions: tuple
     bytes: float
     per_layer: tuple
     update: float
@@ -53,7 +54,7 @@ def layer_times(costs, rates, recompute=False):
         List of `LayerTime`.
 
     >>> from parallel_keras.plan import LayerCost
-    >>> rates = Rates(1e9, 5e8, 1e9, per_layer=(1.0, 2.0), update=1e-6)
+    >>> rates = Rates((1e9, 5e8), (1e9, 5e8), 1e9, per_layer=(1.0, 2.0), update=1e-6)
     >>> dense = LayerCost("a", "Dense", 4000, 4000, 0, 0, 2_000_000_000, (8, 32))
     >>> layer_times([dense, dense], rates)
     [LayerTime(forward=3.0, backward=6.0, update=0.004), \
@@ -62,13 +63,14 @@ LayerTime(forward=3.0, backward=10.0, update=0.004)]
     found, flows = [], False
     for cost in costs:
         moved = (cost.parameters + 2 * _output_bytes(cost.output_shape)) / rates.bytes
-        forward = rates.per_layer[0] + max(cost.flops / rates.forward, moved)
+        flops = rates.convolutions if "Conv" in cost.kind else rates.products
+        forward = rates.per_layer[0] + max(cost.flops / flops[0], moved)
         trains = cost.gradients > 0
         passes = trains + flows
         backward = rates.per_layer[1] if passes else 0.0
         # Gradients of weights are added to those of the micro-batches before.
         moved = passes * moved + 2 * cost.gradients / rates.bytes
-        backward += max(passes * cost.flops / rates.backward, moved)
+        backward += max(passes * cost.flops / flops[1], moved)
         if recompute:
             backward += forward
         found.append(LayerTime(forward, backward, cost.gradients * rates.update))
