@@ -236,6 +236,16 @@ FEATURES = {
         "into layers of their own, or use strategy='model'.",
         _pipeline("where it can be cut is read off the graph of its layers"),
     ),
+    "measured_timeline": Feature(
+        "a measured timeline",
+        "Train under strategy='pipeline' or 'data', or have it predicted: "
+        "model.timeline(batch_size=...).",
+        {
+            (strategy, backend): "its step is Keras's own, in which nothing is timed"
+            for strategy in ("single", "model")
+            for backend in BACKENDS
+        },
+    ),
 }
 
 

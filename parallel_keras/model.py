@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import os
+from typing import Any
 
 import keras
 from keras import tree
@@ -23,12 +24,14 @@ from parallel_keras import (
     keras_internals,
     placement,
     planning,
+    prediction,
 )
 from parallel_keras import devices as device_names
 from parallel_keras.backends.lowering import KINDS, SingleLowering
 from parallel_keras.errors import UnsupportedError
 from parallel_keras.log import say
 from parallel_keras.strategies import SingleDevice, parse
+from parallel_keras.timeline import Timeline
 
 _UNSET = object()
 _STATE = "_parallel_keras"
@@ -208,6 +211,7 @@ class _State:
         members["save"] = self._save()
         members["summary"] = self._summary()
         members["plan"] = self._as_method(self._plan, plan)
+        members["timeline"] = self._as_method(self._timeline, timeline)
 
     def _compile(self):
         stock = type(self.model).compile
@@ -263,6 +267,40 @@ class _State:
     def _plan(self, batch_size=32, strategy=None, devices=None, input_shape=None):
         chosen = self.strategy if strategy is None else parse(strategy)
         return planning.make(self.model, chosen, batch_size, devices, input_shape)
+
+    def _timeline(
+        self, batch_size=None, strategy=None, devices=None, input_shape=None, predicted=False
+    ):
+        chosen = self.strategy if strategy is None else parse(strategy)
+        asked = batch_size is not None or devices is not None or chosen != self.strategy
+        if predicted or asked:
+            return self._predicted(chosen, batch_size, devices, input_shape)
+        if isinstance(self.lowering, SingleLowering):
+            capabilities.check("measured_timeline", SingleDevice(), backends.name(), repr(chosen))
+        capabilities.check("measured_timeline", chosen, backends.name(), repr(chosen))
+        lowering: Any = self.lowering
+        events = lowering.events()
+        if not events:
+            raise ValueError(
+                "There has been no training step under this strategy that could be shown. Call "
+                "fit() first, or have it predicted: model.timeline(batch_size=...). "
+                f"Received: strategy={chosen!r}"
+            )
+        return Timeline(events, lowering.devices, title=repr(chosen))
+
+    def _predicted(self, strategy, batch_size, devices, input_shape):
+        rows = self.lowering.trained_rows
+        last = None
+        if rows is not None and (events := self.lowering.events()):
+            last = prediction.LastStep(self.strategy, int(rows), events)
+            batch_size = batch_size or last.rows
+        if batch_size is None:
+            raise ValueError(
+                "Before the first training step a timeline is predicted, for a batch of how many "
+                "rows? Write model.timeline(batch_size=32). "
+                f"Received: batch_size=None, strategy={strategy!r}"
+            )
+        return prediction.make(self.model, strategy, batch_size, devices, input_shape, last)
 
     @staticmethod
     def _as_method(function, stock):
@@ -429,6 +467,53 @@ def plan(self, batch_size=32, strategy=None, devices=None, input_shape=None):
     >>> plan = pk.parallelize(model).plan(batch_size=8, strategy="model", devices="2x80GB")
     >>> plan.devices, plan.layers[0].parameters
     (['gpu:0', 'gpu:1'], 20)
+    """
+
+
+def timeline(self, batch_size=None, strategy=None, devices=None, input_shape=None, predicted=False):
+    """What each device does when in a training step.
+
+    Without arguments: what was measured in the last training step under the model's
+    strategy. With any of them: what is predicted.
+
+    Args:
+        batch_size: Int. The rows of a global batch, for a prediction. Defaults to those of
+            the last training step.
+        strategy: As in `parallelize`. Defaults to the model's own.
+        devices: As in `model.plan`. Defaults to the devices of the strategy.
+        input_shape: As in `model.plan`.
+        predicted: Bool. Whether to predict though nothing else is asked for. Defaults to
+            `False`.
+
+    Returns:
+        A `Timeline`, which prints as a table, is one in a notebook, and has `save(path)`
+        for a picture, or for a trace that https://ui.perfetto.dev opens. A pipeline has
+        forward, backward and update of each stage and micro-batch. A replica has its
+        compute (forward and backward), the part of the all-reduce that its backward pass
+        does not hide, waiting for data (all between two steps, callbacks too; not
+        predicted), and update. A prediction is made of layer costs and of rates that are
+        measured here in about a second; after a step under a pipeline, of that step's
+        times. On GPUs the TensorFlow backend takes down when work was handed to the GPU.
+
+    Raises:
+        ValueError: If there was no training step under the strategy yet and no
+            `batch_size` is given.
+        UnsupportedError: If there is nothing measured under the strategy, which is so for
+            `None` and `"model"`.
+
+    Example:
+
+    >>> import keras, numpy as np, parallel_keras as pk
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+    >>> model = pk.parallelize(model, pk.PipelineParallel(2, microbatches=4))
+    >>> model.compile("sgd", "mse")
+    >>> model.timeline(batch_size=8).is_predicted
+    True
+    >>> history = model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
+    >>> timeline = model.timeline()
+    >>> [(event.stage, event.microbatch) for event in timeline.events[:1]], timeline.kinds
+    ([(0, 0)], ('forward', 'backward', 'update'))
+    >>> pk.shutdown()
     """
 
 

@@ -8,8 +8,11 @@ import dataclasses
 import html
 import re
 
+from parallel_keras.tables import aligned, as_html
+
 PARTS = ("parameters", "gradients", "slots", "activations")
 HEADS = ("parameters", "gradients", "slots", "activations", "FLOPs")
+WORDS = ("layer", "kind", "output", "device")  # the heads of columns without numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,8 +137,8 @@ class Plan:
         ]
 
     def __str__(self):
-        lines = [self.title, *_aligned([self._layer_head(), *self._layer_rows()]), ""]
-        lines += _aligned([self._device_head(), *self._device_rows()])
+        lines = [self.title, *aligned([self._layer_head(), *self._layer_rows()], WORDS), ""]
+        lines += aligned([self._device_head(), *self._device_rows()], WORDS)
         lines.append(self._summary())
         lines += [f"Warning: {warning}" for warning in self.warnings]
         return "\n".join(line.rstrip() for line in lines)
@@ -147,19 +150,11 @@ class Plan:
         )
 
     def _repr_html_(self):
-        def table(head, rows):
-            cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-            body = "".join(
-                "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-                for row in rows
-            )
-            return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
-
         return "".join(
             [
                 f"<p><b>{html.escape(self.title)}</b></p>",
-                table(self._layer_head(), self._layer_rows()),
-                table(self._device_head(), self._device_rows()),
+                as_html(self._layer_head(), self._layer_rows()),
+                as_html(self._device_head(), self._device_rows()),
                 f"<p>{html.escape(self._summary())}</p>",
                 *(f"<p><b>Warning:</b> {html.escape(line)}</p>" for line in self.warnings),
             ]
@@ -294,17 +289,3 @@ def _shape(shape):
     if shape and isinstance(shape[0], (tuple, list)):
         return ", ".join(_shape(part) for part in shape)
     return "×".join(str(size) for size in shape)
-
-
-def _aligned(rows):
-    """Lines of columns: words to the left, numbers to the right, the first row is the head."""
-    rows = [tuple(row) for row in rows]
-    columns = list(zip(*rows, strict=True))
-    widths = [max(len(cell) for cell in column) for column in columns]
-    to_left = [column[0] in ("layer", "kind", "output", "device") for column in columns]
-    lines = []
-    for row in rows:
-        cells = zip(row, widths, to_left, strict=True)
-        lines.append("  ".join(c.ljust(w) if left else c.rjust(w) for c, w, left in cells))
-    lines.insert(1, "─" * len(lines[0]))
-    return lines

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from parallel_keras.errors import UnsupportedError
 
-FORWARD, BACKWARD = "forward", "backward"
+FORWARD, BACKWARD, _UPDATE = "forward", "backward", "update"
 
 _NAMES = {"gpipe": "gpipe", "1f1b": "1f1b", "schedulegpipe": "gpipe", "schedule1f1b": "1f1b"}
 _LATER = (
@@ -163,7 +163,7 @@ def alive(work):
     return most
 
 
-def simulate(orders, forward, backward, transfer=0.0, update=0.0):
+def simulate(orders, forward, backward, transfer=0.0, update=0.0, together=None):
     """When each step of a schedule begins and ends, from what each takes.
 
     Args:
@@ -173,31 +173,59 @@ def simulate(orders, forward, backward, transfer=0.0, update=0.0):
         transfer: Float, in seconds: from one stage to the next.
         update: Float, in seconds, or a list with each stage's: what it does after its
             last pass.
+        together: Number of the stages that can compute at the same time at full speed,
+            where they are parts of one machine; with more of them at work each is slower.
+            `None` for all.
 
     Returns:
-        A list of `(step, start, end)`, in the order of `merged`, with the update of a stage
-        as a `Step` of kind `"update"` and micro-batch -1.
+        A list of `(step, start, end)`, by their starts, with the update of a stage as a
+        `Step` of kind `"update"` and micro-batch -1.
 
     >>> events = simulate(order("gpipe", 2, 4), [1.0, 1.0], [1.0, 1.0])
     >>> max(end for _, _, end in events)
     10.0
+    >>> events = simulate(order("gpipe", 2, 4), [1.0, 1.0], [1.0, 1.0], together=1)
+    >>> max(end for _, _, end in events)
+    16.0
     """
     stages = len(orders)
-    ends: dict = {}
-    free = [0.0] * stages
-    events = []
-    for step in merged(orders):
-        needed = [
-            ends[other] + (transfer if other.stage != step.stage else 0.0)
-            for other in _needs(step, stages)
-        ]
-        start = max([free[step.stage], *needed])
-        takes = forward if step.kind == FORWARD else backward
-        ends[step] = free[step.stage] = start + takes[step.stage]
-        events.append((step, start, ends[step]))
     updates = update if isinstance(update, (list, tuple)) else [update] * stages
-    for stage, seconds in enumerate(updates):
-        if seconds:
-            step = Step(stage, -1, "update")
-            events.append((step, free[stage], free[stage] + seconds))
-    return events
+    takes = {FORWARD: forward, BACKWARD: backward, _UPDATE: updates}
+    waiting = [
+        [*([Step(stage, -1, _UPDATE)] if updates[stage] else []), *reversed(work)]
+        for stage, work in enumerate(orders)
+    ]
+    now, events = 0.0, []
+    ends: dict = {}
+    running: dict = {}  # by stage: its step, when it began, the seconds of work that are left
+    while any(waiting) or running:
+        coming = []
+        for stage, work in enumerate(waiting):
+            if not work or stage in running:
+                continue
+            needed = {} if work[-1].kind == _UPDATE else _needs(work[-1], stages)
+            if not all(other in ends for other in needed):
+                continue
+            there = [ends[o] + (transfer if o.stage != stage else 0.0) for o in needed]
+            if max(there, default=now) <= now:
+                step = work.pop()
+                running[stage] = step, now, takes[step.kind][stage]
+            else:
+                coming.append(max(there))
+        if not running and not coming:
+            raise ValueError(
+                "The stages wait for one another. "
+                f"Received: {[work[-1] for work in waiting if work]}"
+            )
+        speed = min(1.0, (together or stages) / len(running)) if running else 1.0
+        finishes = {stage: now + left / speed for stage, (_, _, left) in running.items()}
+        then = min([*finishes.values(), *coming])
+        for stage, (step, start, left) in list(running.items()):
+            if finishes[stage] <= then:
+                ends[step] = then
+                events.append((step, start, then))
+                del running[stage]
+            else:
+                running[stage] = step, start, left - (then - now) * speed
+        now = then
+    return sorted(events, key=lambda event: (event[1], event[0].stage))

@@ -6,6 +6,7 @@ callbacks and data adapters stay as they are.
 """
 
 import contextlib
+from typing import Any
 
 from parallel_keras import backends
 
@@ -18,11 +19,16 @@ class Lowering:
     Args:
         model: The user's Keras model.
         strategy: A `Strategy`.
+
+    Attributes:
+        trained_rows: Int, or a scalar tensor that is not waited for: the rows of the last
+            training step. `None` before one.
     """
 
     def __init__(self, model, strategy):
         self.model = model
         self.strategy = strategy
+        self.trained_rows: Any = None
 
     def check(self):
         """Raise where the model cannot be brought under the strategy. Changes nothing."""
@@ -59,6 +65,14 @@ class Lowering:
     def session(self):
         """Surrounds one call of fit, evaluate, predict or an on_batch."""
         yield
+
+    def events(self):
+        """What each device did in the last training step.
+
+        Returns:
+            List of `timeline.Event`, empty before the first step.
+        """
+        return []
 
 
 class SingleLowering(Lowering):

@@ -184,6 +184,9 @@ from parallel_keras.keras_internals.session import (
     global_state_snapshot as global_state_snapshot,
 )
 from parallel_keras.keras_internals.session import (
+    keeping_names as keeping_names,
+)
+from parallel_keras.keras_internals.session import (
     register_objects as register_objects,
 )
 from parallel_keras.keras_internals.session import (

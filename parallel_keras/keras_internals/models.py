@@ -41,6 +41,7 @@ INSTANCE_OVERRIDES = (
     "save",
     "summary",
     "plan",
+    "timeline",
 )
 
 

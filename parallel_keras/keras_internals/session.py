@@ -1,5 +1,6 @@
 """Keras's global state: registered objects, devices, `clear_session`."""
 
+import contextlib
 import weakref
 
 from keras.src.backend.common import global_state
@@ -39,6 +40,25 @@ def with_global_state(state, function):
         function()
 
     return run
+
+
+@contextlib.contextmanager
+def keeping_names():
+    """What is made inside does not count in the names that Keras gives out.
+
+    utils/naming.py, 3.15.1.
+    """
+    before = dict(global_state.get_global_attribute(_NAMES, {}))
+    try:
+        yield
+    finally:
+        names = global_state.get_global_attribute(_NAMES)
+        if names is not None:
+            names.clear()
+            names.update(before)
+
+
+_NAMES = "object_name_uids"
 
 
 def torch_device():

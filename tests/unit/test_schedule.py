@@ -64,10 +64,29 @@ def test_simulation_counts_transfers_updates_and_the_slowest_stage():
     assert ends[Step(0, -1, "update")] == ends[Step(0, 1, BACKWARD)] + 0.25
 
 
+@pytest.mark.parametrize("name, stages, microbatches", GRID)
+def test_stages_that_share_a_processor_take_the_time_of_all_work(name, stages, microbatches):
+    orders = schedule.order(name, stages, microbatches)
+    events = schedule.simulate(orders, [1.0] * stages, [2.0] * stages, together=1)
+    assert max(end for _, _, end in events) == pytest.approx(3.0 * stages * microbatches)
+    order = {stage: [s for s, _, _ in events if s.stage == stage] for stage in range(stages)}
+    assert list(order.values()) == orders
+
+
+def test_stages_that_share_two_of_three_processors():
+    orders = schedule.order("gpipe", 3, 3)
+    events = schedule.simulate(orders, [1.0] * 3, [1.0] * 3, together=2)
+    ends = {step: end for step, _, end in events}
+    assert ends[Step(1, 0, FORWARD)] == ends[Step(0, 1, FORWARD)] == 2.0
+    assert ends[Step(2, 0, FORWARD)] == 3.5  # three at once on two
+
+
 def test_orders_that_wait_for_one_another():
     (first, second) = schedule.order("gpipe", 2, 1)
     with pytest.raises(ValueError, match="wait for one another"):
         schedule.merged([list(reversed(first)), second])
+    with pytest.raises(ValueError, match="wait for one another"):
+        schedule.simulate([list(reversed(first)), second], [1.0] * 2, [1.0] * 2)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "GPipe", "ScheduleGPipe", "1F1B", "schedule1f1b"])

@@ -12,12 +12,16 @@ MODULES = (
     ".batch",
     ".costs.rules",
     ".costs.slots",
+    ".costs.times",
     ".costs",
     ".devices",
     ".model",
     ".placement",
     ".plan",
+    ".schedule",
     ".strategies",
+    ".tables",
+    ".timeline",
 )
 
 

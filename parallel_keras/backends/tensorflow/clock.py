@@ -2,8 +2,11 @@
 
 import tensorflow as tf
 
-# What a row of numbers holds: the kind's place in this list, stage, micro-batch, start, end.
-KINDS = ("forward", "backward", "update")
+from parallel_keras.timeline import Event
+
+# What a row of numbers holds: the kind's place in this list, the device's number,
+# micro-batch, start, end.
+KINDS = ("forward", "backward", "update", "compute", "all-reduce")
 
 
 class Clock:
@@ -15,19 +18,19 @@ class Clock:
 
     def __init__(self, is_on):
         self.is_on = is_on
-        self._rows: dict = {}  # by stage
+        self._rows: dict = {}  # by the device's number
 
     def mark(self, after):
         """An operation that runs, and reads the time, when others have."""
         with tf.control_dependencies(list(after)):
-            return tf.timestamp() if self.is_on else tf.no_op()
+            return _timestamp() if self.is_on else tf.no_op()
 
-    def note(self, kind, stage, microbatch, start, end):
+    def note(self, kind, number, microbatch, start, end):
         """Take down a piece of work, by the marks of its start and its end."""
         if self.is_on:
-            row = [KINDS.index(kind), stage, -1 if microbatch is None else microbatch]
-            row = [tf.constant(number, "float64") for number in row]
-            self._rows.setdefault(stage, []).append(tf.stack([*row, start, end]))
+            row = [KINDS.index(kind), number, -1 if microbatch is None else microbatch]
+            row = [tf.constant(entry, "float64") for entry in row]
+            self._rows.setdefault(number, []).append(tf.stack([*row, start, end]))
 
     def read(self):
         """All pieces of work, as a matrix with a row for each."""
@@ -35,19 +38,49 @@ class Clock:
         return tf.concat(parts, axis=0) if parts else tf.zeros([0, 5], "float64")
 
 
-def events(matrix, devices):
-    """The rows of `Clock.read` as a list of tuples.
+def _timestamp():
+    """The time, read when what the operation depends on is there."""
+    time = tf.timestamp()
+    if not tf.executing_eagerly():
+        # tf.function has stateful operations run one after the other, as they are written
+        # (framework/auto_control_deps.py, 2.21), except in a control flow context: the
+        # stages would wait for one another's marks.
+        time.op._set_control_flow_context(_Anywhere())
+    return time
+
+
+class _Anywhere:
+    """A control flow context that is none: no loop, no branch."""
+
+    outer_context = None
+
+    def IsWhileContext(self):
+        return False
+
+    IsCondContext = IsXLAContext = IsWhileContext
+
+
+def dense(tensors):
+    """Tensors that can be waited for, of a list with sparse ones and `None` in it."""
+    there = [tensor for tensor in tensors if tensor is not None]
+    return [t.values if isinstance(t, tf.IndexedSlices) else t for t in there]
+
+
+def events(matrix, devices, are_stages):
+    """The rows of `Clock.read` as events.
 
     Args:
         matrix: What `read` gave.
-        devices: Tuple of the device names of the stages.
+        devices: Tuple of device names.
+        are_stages: Bool. Whether each device is a stage.
 
     Returns:
-        List of `(device, kind, stage, microbatch, start, end)`, times in seconds; an
-        update has no micro-batch.
+        List of `timeline.Event`; an update has no micro-batch.
     """
     found = []
-    for kind, stage, microbatch, start, end in matrix.numpy().tolist():
-        number = None if microbatch < 0 else int(microbatch)
-        found.append((devices[int(stage)], KINDS[int(kind)], int(stage), number, start, end))
-    return sorted(found, key=lambda event: event[-2])
+    for kind, number, microbatch, start, end in matrix.numpy().tolist():
+        number = int(number)
+        stage = number if are_stages else None
+        part = None if microbatch < 0 else int(microbatch)
+        found.append(Event(devices[number], KINDS[int(kind)], stage, part, start, end))
+    return found

@@ -3,16 +3,22 @@
 The function takes whole global batches and slices their rows on each replica.
 """
 
+import contextlib
+from typing import Any
+
 import tensorflow as tf
 from keras import tree
 
 from parallel_keras import keras_internals
-from parallel_keras.backends.tensorflow import update, variables
+from parallel_keras.backends.tensorflow import clock, update, variables
+from parallel_keras.backends.tensorflow.clock import Clock, dense
+from parallel_keras.backends.tensorflow.devices import tf_device
 from parallel_keras.backends.tensorflow.replica import Replica, with_callers_state
 from parallel_keras.backends.tensorflow.rows import total_rows
 from parallel_keras.backends.tensorflow.runtime import mirrored_strategy
 from parallel_keras.backends.tensorflow.state import assign_combined
 from parallel_keras.backends.tensorflow.whole_batches import WholeBatches
+from parallel_keras.timeline import WAITING, Event
 
 
 class Lowering(WholeBatches):
@@ -22,6 +28,9 @@ class Lowering(WholeBatches):
         super().__init__(model, strategy)
         self.devices = strategy.devices
         self.mirrored = mirrored_strategy(self.devices)
+        self._times: Any = None  # of the last training step
+        self._before: Any = None  # of the one right before it
+        self._last: Any = None  # of the last step, if it was one of training
 
     def attach(self):
         variables.move(self.model, self.mirrored)
@@ -42,6 +51,43 @@ class Lowering(WholeBatches):
     def building(self):
         return self.mirrored.scope()
 
+    # ---- times ----
+
+    @contextlib.contextmanager
+    def session(self):
+        self._last = None
+        yield
+
+    def finished(self, kind, result):
+        if kind != "train":
+            self._last = None
+            return result
+        logs, times, self.trained_rows = result
+        self._before, self._times = self._last, times
+        self._last = times
+        return logs
+
+    def events(self):
+        """What each replica did in the last training step.
+
+        The all-reduce is the time from a replica's own gradients until it has those of all:
+        waiting for a slower replica is part of it. Waiting for data is the time since the
+        step before, with Keras's callbacks and logs.
+
+        Returns:
+            List of `timeline.Event`.
+        """
+        if self._times is None:
+            return []
+        found = clock.events(self._times, self.devices, are_stages=False)
+        if self._before is not None:
+            before = clock.events(self._before, self.devices, are_stages=False)
+            for device in self.devices:
+                end = max(event.end for event in before if event.device == device)
+                start = min(event.start for event in found if event.device == device)
+                found.append(Event(device, WAITING, None, None, end, max(start, end)))
+        return found
+
 
 class _Steps:
     """The three steps on a global batch, in cross-replica context."""
@@ -52,14 +98,34 @@ class _Steps:
         self.mirrored = lowering.mirrored
 
     def train(self, data):
+        """Train on the batch; returns the logs, when what was done, and the rows."""
         model, mirrored = self.model, self.mirrored
         replica, total = self._replica(data)
-        gradients, parts = self._run(replica.train, data, total)
+        gradients, parts, computing = self._run(replica.train, data, total)
         with mirrored.scope():
-            if model.trainable_variables:
-                update.apply(mirrored, model.optimizer, gradients, model.trainable_variables)
+            reduced, variables = [], model.trainable_variables
+            if variables:
+                reduced = update.apply(mirrored, model.optimizer, gradients, variables)
             assign_combined(mirrored, replica.assigned, parts)
-            return model.get_metrics_result()
+            self._note(computing, reduced, variables)
+            return model.get_metrics_result(), self.clock.read(), total
+
+    def _note(self, computing, reduced, variables):
+        """Take down the parts of the step, for each replica."""
+        local = self.mirrored.experimental_local_results
+        starts, ends = (local(times) for times in computing)
+        for number, device in enumerate(self.lowering.devices):
+            self.clock.note("compute", number, None, starts[number], ends[number])
+            if not variables:
+                continue
+            with tf.device(tf_device(device)):
+                gradients = dense(local(g)[number] for g in reduced)
+                reduction = self.clock.mark([ends[number], *gradients])
+                # Reading waits for what was assigned.
+                values = [tf.convert_to_tensor(local(v._value)[number]) for v in variables]
+                end = self.clock.mark([*values, reduction])
+            self.clock.note("all-reduce", number, None, ends[number], reduction)
+            self.clock.note("update", number, None, reduction, end)
 
     def test(self, data):
         replica, total = self._replica(data)
@@ -76,7 +142,10 @@ class _Steps:
 
     def _replica(self, data):
         lowering = self.lowering
-        replica = Replica(self.model, lowering.strategy, len(lowering.devices), lowering.averaged)
+        self.clock = Clock(True)
+        replica = Replica(
+            *(self.model, lowering.strategy, len(lowering.devices), lowering.averaged, self.clock)
+        )
         return replica, total_rows(data, lowering.strategy)
 
     def _run(self, function, *arguments):

@@ -68,13 +68,10 @@ class Lowering(WholeBatches, Pipelined):
     def finished(self, kind, result):
         if kind != "train":
             return result
-        logs, self._times = result
+        logs, self._times, self.trained_rows = result
         return logs
 
     def events(self):
-        """What each device did in the last training step.
-
-        Returns:
-            List of `(device, kind, stage, microbatch, start, end)`: see `clock.events`.
-        """
-        return [] if self._times is None else clock.events(self._times, self.devices)
+        return (
+            [] if self._times is None else clock.events(self._times, self.devices, are_stages=True)
+        )

@@ -57,7 +57,7 @@ class Step:
     # ---- the three steps ----
 
     def train(self):
-        """Train on the batch; returns the logs, and when what was computed."""
+        """Train on the batch; returns the logs, when what was computed, and the rows."""
         orders = self.lowering.orders(self.cut, len(self.batches))
         for stage in self.stages:
             stage.regularize()
@@ -70,7 +70,7 @@ class Step:
         self._log()
         self._update()
         self.state.finish()
-        return self.model.get_metrics_result(), self.clock.read()
+        return self.model.get_metrics_result(), self.clock.read(), self.batches.total
 
     def test(self):
         """Update the metrics; returns the logs."""

@@ -9,6 +9,7 @@ from keras import tree
 
 from parallel_keras import keras_internals
 from parallel_keras.backends.tensorflow import entries
+from parallel_keras.backends.tensorflow.clock import dense
 from parallel_keras.backends.tensorflow.moments import counting
 from parallel_keras.backends.tensorflow.rows import Rows
 from parallel_keras.backends.tensorflow.state import capture, new_values, weighted
@@ -24,17 +25,20 @@ class Replica:
         replicas: Int.
         averaged: Set of ids of the metric variables that count with the rows'
             share.
+        clock: The step's `Clock`.
     """
 
-    def __init__(self, model, strategy, replicas, averaged):
+    def __init__(self, model, strategy, replicas, averaged, clock):
         self.model = model
         self.strategy = strategy
         self.replicas = replicas
         self.averaged = averaged
+        self.clock = clock
 
     def train(self, data, total):
-        """Weighted gradients, and what the forward pass assigned."""
+        """Weighted gradients, what the forward pass assigned, and the times of both ends."""
         model, rows = self.model, self._rows(total)
+        start = self.clock.mark(leaf for leaf in tree.flatten(data) if leaf is not None)
         x, y, sample_weight = rows.take(data)
         trainable = [v._value for v in model.trainable_variables]
         with capture(model, self._number) as scope, counting(rows.some):
@@ -44,11 +48,12 @@ class Replica:
                 scaled = scaled * rows.share(scaled.dtype)
             gradients = tape.gradient(scaled, trainable) if trainable else []
         leaves = [leaf for leaf in tree.flatten((x, y, sample_weight)) if leaf is not None]
-        gradients = [None if g is None else self._uses(g, leaves, rows) for g in gradients]
+        uses = [None if g is None else self._uses(g, leaves, rows) for g in gradients]
         metric_ids = self._update_metrics(scope, rows, y, y_pred, sample_weight, loss)
         variables, values = new_values(scope, exclude=metric_ids)
         self.assigned = variables
-        return gradients, [weighted(tf.convert_to_tensor(v), rows) for v in values]
+        times = start, self.clock.mark([start, *dense([*gradients, loss])])
+        return uses, [weighted(tf.convert_to_tensor(v), rows) for v in values], times
 
     def _uses(self, gradient, leaves, rows):
         """A gradient as the replicas add it up: a list of `Entries`.

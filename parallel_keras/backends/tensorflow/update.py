@@ -21,17 +21,22 @@ def apply(strategy, optimizer, gradients, variables):
         gradients: List of lists of `Entries` with per-replica tensors, one for each use of
             a variable; `None` where there is none.
         variables: List of Keras variables.
+
+    Returns:
+        List of the reduced gradients that there are, as values of all replicas.
     """
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     flat = [(use.values, v._value) for uses, v in pairs for use in uses]
-    reduced = iter(strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, flat))
-    whole = iter([_whole(strategy, uses, reduced, tuple(v.shape)) for uses, v in pairs])
+    reduced = strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, flat)
+    waiting = iter(reduced)
+    whole = iter([_whole(strategy, uses, waiting, tuple(v.shape)) for uses, v in pairs])
     combined = [None if g is None else next(whole) for g in gradients]
     if _computes_with_gradients(optimizer):
         combined = [
             None if g is None else strategy.experimental_local_results(g)[0] for g in combined
         ]
     keras_internals.apply_across_replicas(optimizer, combined, variables)
+    return reduced
 
 
 def _whole(strategy, uses, reduced, shape):

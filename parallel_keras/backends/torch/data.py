@@ -24,6 +24,7 @@ from parallel_keras.backends.torch.metrics import CallerMetrics, metric_variable
 from parallel_keras.backends.torch.replica import Replica, fold_accumulators
 from parallel_keras.backends.torch.shipment import Shipment
 from parallel_keras.backends.torch.structures import fill, leaves
+from parallel_keras.timeline import Event
 
 _keys = itertools.count()
 
@@ -71,6 +72,8 @@ class Lowering(lowering.Lowering):
         if device_names.is_simulated(self.devices):
             torch.set_num_threads(workers.threads_of_a_rank(self.world_size))
         self.ship.stale = self.ship.reseed = True
+        if self.ship.replica is not None:
+            self.ship.replica.laps.interrupt()
         members = vars(self.model)
         members["reset_metrics"] = self._reset_metrics
         try:
@@ -184,7 +187,10 @@ class Lowering(lowering.Lowering):
         before = metrics.before(self.averaged or ())
         if kind == "train":
             replica.train(own, counts[0], total, counts[-1] > 0, self._fetch_next)
+            self.ship.events = []
+            self.trained_rows = total
         else:
+            replica.laps.interrupt()
             with torch.no_grad():
                 replica.test(own, counts[0])
         metrics.weigh(before, counts[0] / total)
@@ -193,6 +199,7 @@ class Lowering(lowering.Lowering):
         return self.model.get_metrics_result()
 
     def _predict(self, number, own, counts):
+        self.ship.replica.laps.interrupt()
         with torch.no_grad():
             outputs = self.ship.replica.predict(shipping.to_device(own, self.device)[0])
         parts = [leaves(outputs)]
@@ -225,6 +232,25 @@ class Lowering(lowering.Lowering):
             numbers = [i for i, v in enumerate(metric_variables(self.model)) if id(v) in rules]
             self.averaged = tuple(numbers)
         self.ship.probed = True
+
+    def events(self):
+        """What each replica did in the last training step.
+
+        Of the all-reduce that goes on during the backward pass, what is not hidden by it
+        counts. Waiting for data is the time since the step before; in the caller Keras's
+        callbacks and logs are part of it.
+
+        Returns:
+            List of `timeline.Event`.
+        """
+        if self.ship.events or not self.ship.is_current():
+            return self.ship.events
+        found = self.pool.events_of(self.key, self.ship.replica.laps.read())
+        return [
+            Event(self.devices[rank], kind, None, None, start, end)
+            for rank, events in enumerate(found)
+            for kind, start, end in events
+        ]
 
     def fold(self):
         """Fetch what the workers have accumulated since the last update."""
@@ -260,9 +286,8 @@ class _Replicas(Shipment):
     def delivered(self):
         lowering = self.lowering
         self.metrics = CallerMetrics(lowering.model)
-        self.replica = Replica(
-            lowering.model, 0, lowering.world_size, lowering.pool.group, self.has_user_layers
-        )
+        ranks = 0, lowering.world_size, lowering.pool.group
+        self.replica = Replica(lowering.model, *ranks, lowering.device, self.has_user_layers)
 
     def collect(self):
         self.lowering.fold()

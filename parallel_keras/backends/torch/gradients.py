@@ -45,14 +45,27 @@ class GradientReducer:
             return self._ddp(*data)
         return self._module(*data)
 
-    def backward(self, loss, share, overlapped):
-        """Leave `share` times the gradient of `loss` in each parameter's `.grad`."""
+    def backward(self, loss, share, overlapped, computed):
+        """Leave `share` times the gradient of `loss` in each parameter's `.grad`.
+
+        Args:
+            loss: Scalar tensor.
+            share: Float.
+            overlapped: Bool. Whether the gradients shall be reduced meanwhile.
+            computed: Called when this rank's own gradients are there.
+        """
         if overlapped and self._ddp is not None and self.reached:
             self.ddp_steps += 1
             # DDP divides the sum of the gradients by the number of ranks.
-            (loss * (share * self.world_size)).backward()
+            loss = loss * (share * self.world_size)
+            # Called in the order in which they were queued: DDP queues its wait for the
+            # other ranks later, when the last gradient is there.
+            queue = torch.autograd.Variable._execution_engine.queue_callback
+            loss.register_hook(lambda _: queue(computed))
+            loss.backward()
         else:
             (loss * share).backward()
+            computed()
 
     def gradients(self, reduced, held=None):
         """The gradients of the global batch, `None` where no rank has one.

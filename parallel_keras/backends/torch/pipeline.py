@@ -36,6 +36,7 @@ from parallel_keras.backends.torch.stage import StageRank
 from parallel_keras.backends.torch.stage_homes import Homes
 from parallel_keras.backends.torch.structures import leaves
 from parallel_keras.errors import WorkerError
+from parallel_keras.timeline import Event
 
 _keys = itertools.count()
 
@@ -146,6 +147,8 @@ class Lowering(Pipelined):
 
             rank.train(cut, own, total, microbatches, order, self.loss_of_parts(cut), see)
             self.ship.trained()
+            self.ship.events = []
+            self.trained_rows = total
         else:
             added, _ = rank.infer(cut, own, total, microbatches)
             self._log(number, own, cut, total, added)
@@ -210,19 +213,14 @@ class Lowering(Pipelined):
         self.ship.probed = True
 
     def events(self):
-        """What each stage did in the last training step.
-
-        Returns:
-            List of `(stage, kind, microbatch, start, end)`.
-        """
-        if not self.ship.is_current():
-            return []
-        self.pool.broadcast_message(("events", self.key))
-        found = [(0, event) for event in self.ship.rank.events]
-        for rank in range(1, self.world_size):
-            _, events, _ = self.pool.receive(rank)
-            found += [(rank, event) for event in events]
-        return [(rank, *event) for rank, event in found]
+        if self.ship.events or not self.ship.is_current():
+            return self.ship.events
+        found = self.pool.events_of(self.key, self.ship.rank.events)
+        return [
+            Event(self.devices[stage], kind, stage, microbatch, start, end)
+            for stage, events in enumerate(found)
+            for kind, microbatch, start, end in events
+        ]
 
 
 class _Stages(Shipment):

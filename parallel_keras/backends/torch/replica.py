@@ -10,6 +10,7 @@ from keras import tree
 
 from parallel_keras import keras_internals
 from parallel_keras.backends.torch.gradients import GradientReducer
+from parallel_keras.backends.torch.laps import Laps
 from parallel_keras.backends.torch.state import StateAverager
 from parallel_keras.capabilities import check
 from parallel_keras.strategies import DataParallel
@@ -23,15 +24,17 @@ class Replica:
         rank: Int.
         world_size: Int.
         group: The process group of all ranks.
+        device: This rank's `torch.device`.
         has_user_layers: Bool. Whether some layer's `call` is not Keras's own,
             and so may leave other weights out from step to step.
     """
 
-    def __init__(self, model, rank, world_size, group, has_user_layers):
+    def __init__(self, model, rank, world_size, group, device, has_user_layers):
         self.model = model
         self.rank = rank
         self.reducer = GradientReducer(rank, world_size, group, dynamic=has_user_layers)
         self.averager = StateAverager(model, group, dynamic=has_user_layers)
+        self.laps = Laps(device)
         self.trainable = None
         self.refresh()
 
@@ -55,6 +58,7 @@ class Replica:
             publish: Called without arguments when this rank's metrics are up
                 to date, which is before the gradients are.
         """
+        self.laps.begin()
         optimizer, share = self.model.optimizer, rows / total
         accumulator = _Accumulator.of(optimizer)
         for parameter in self.reducer.parameters:
@@ -69,14 +73,22 @@ class Replica:
             publish()
             if self.trainable:
                 scaled = optimizer.scale_loss(loss)
-                self.reducer.backward(scaled, share, overlapped)
+                self.reducer.backward(scaled, share, overlapped, self._computed)
+            else:
+                self._computed()
         else:
             publish()
+            self._computed()
             overlapped, work = False, self.averager.start(0.0)
         with torch.no_grad():
             if self.trainable:
                 self._apply(optimizer, accumulator, overlapped)
             self.averager.finish(work)
+        self.laps.lap("update")
+        self.laps.end()
+
+    def _computed(self):
+        self.laps.lap("compute")
 
     def _forward(self, x, y, sample_weight):
         """Loss and outputs on this rank's rows; what DDP wraps."""
@@ -89,11 +101,13 @@ class Replica:
     def _apply(self, optimizer, accumulator, overlapped):
         if accumulator is None:
             gradients = self.reducer.gradients(reduced=overlapped)
+            self.laps.lap("all-reduce")
         elif accumulator.is_update_step():
             # What the ranks have accumulated is reduced here, once.
             held = accumulator.held(self.trainable)
             gradients = self.reducer.gradients(reduced=False, held=held)
             accumulator.clear()
+            self.laps.lap("all-reduce")
         else:
             gradients = self.reducer.local_gradients()
         optimizer.apply(gradients, self.trainable)

@@ -72,9 +72,8 @@ class Server:
         self.models[key].collect(with_numbers_of_all)
 
     def on_events(self, key):
-        """Tell when the last step's pieces of work began and ended."""
-        served = self.models[key]
-        self.context.send(("events", served.rank.events, served.rank.alive))
+        """Tell when the last training step's pieces of work began and ended."""
+        self.context.send(("events", self.models[key].events()))
 
     def on_fold(self, key):
         """Hand what has been accumulated since the last update to the caller."""
@@ -94,7 +93,8 @@ class _Served:
         self.metrics = WorkerMetrics(model)
         self.averaged = ()
         self.replica = Replica(
-            model, context.rank, context.world_size, context.group, has_user_layers
+            *(model, context.rank, context.world_size, context.group),
+            *(context.device, has_user_layers),
         )
 
     def step(self, number, kind, work, changes):
@@ -114,6 +114,7 @@ class _Served:
             self.replica.train(data, rows, total, all_have_rows, publish)
             keras_internals.clear_losses(self.model)
             return
+        self.replica.laps.interrupt()
         self.model.eval()
         with torch.no_grad():
             if kind == "test":
@@ -124,10 +125,14 @@ class _Served:
                 layout = context.outbound.write(0, [output.cpu() for output in outputs])
                 context.send(("result", number, layout))
 
+    def events(self):
+        return self.replica.laps.read()
+
     def take_over(self, changes):
         """Make the caller's changes since the last step."""
         numbers, attributes, flags, averaged, seed = changes
-        if seed is not None:
+        if seed is not None:  # a call of fit or the like begins
+            self.replica.laps.interrupt()
             configuration.seed_everything(seed + self.context.rank)
         if forwarding.apply(self.model, self.variables, attributes, flags):
             self.replica.refresh()

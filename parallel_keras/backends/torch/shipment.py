@@ -21,6 +21,7 @@ class Shipment:
         self.stale = True  # the whole model has to be compared
         self.reseed = True
         self.probed = False
+        self.events: list = []  # of the last training step, where who took them down is gone
         self.lost()
 
     # ---- what a strategy adds ----
@@ -84,6 +85,8 @@ class Shipment:
         skeleton, tensors = shipping.split(lowering.model)
         if generation == self.generation and same and skeleton == self.skeleton:
             return
+        if generation == self.generation:
+            self.events = lowering.events()
         self.deliver(skeleton, tensors)
         self.generation, self.skeleton = generation, skeleton
         self.forwarder = forwarding.Forwarder(lowering.model, shipping.variables_of(lowering.model))

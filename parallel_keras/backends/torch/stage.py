@@ -45,6 +45,7 @@ class StageRank:
         self.recompute = recompute
         self.channel = channel
         self.events: list = []
+        self._notes: list = []  # the events of the step that goes on
         self.alive = 0
         self._updating: list | None = None  # the ranks that update, once known
         self._optimizer: Any = None
@@ -76,7 +77,8 @@ class StageRank:
         trainable = [v for v in stage.used if v.trainable]
         for variable in trainable:
             variable._value.grad = None
-        self.events, self.alive, alive = [], 0, 0
+        self.events = self._notes = []
+        self.alive = alive = 0
         last = max(i for i, step in enumerate(order) if step.kind == schedule.BACKWARD)
         run.regularize(stage)
         for i, step in enumerate(order):
@@ -99,6 +101,7 @@ class StageRank:
         Returns:
             The added losses, a float, and on the last rank the outputs, as in `train`.
         """
+        self._notes = []  # these are no part of a training step
         run = _Run(self, staged, data, total, microbatches)
         with torch.no_grad():
             run.regularize(staged.stages[self.rank])
@@ -178,7 +181,7 @@ class StageRank:
         yield
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.events.append((kind, microbatch, start, time.monotonic()))
+        self._notes.append((kind, microbatch, start, time.monotonic()))
 
 
 class _Run:

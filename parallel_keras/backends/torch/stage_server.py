@@ -75,6 +75,9 @@ class ServedStage:
             self.model.eval()
             see(*self.rank.infer(staged, data, total, microbatches))
 
+    def events(self):
+        return self.rank.events
+
     def _send(self, number, outputs):
         masks = [keras_internals.keras_mask(output) for output in outputs]
         tensors = [t.detach().cpu() for t in (*outputs, *(m for m in masks if m is not None))]

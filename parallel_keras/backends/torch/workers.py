@@ -172,6 +172,16 @@ class Pool:
         """What each worker published under a step's number, in the order of the ranks."""
         return [w.board.wait(number, self.check, self.timeout) for w in self.active]
 
+    def events_of(self, key, own):
+        """What each rank took down of a model's last training step, in the order of the ranks.
+
+        Args:
+            key: The model's.
+            own: What the caller took down.
+        """
+        self.broadcast_message(("events", key))
+        return [own, *(self.receive(worker.rank)[1] for worker in self.active)]
+
     def inbound(self, rank):
         return self.workers[rank - 1].inbound
 
