@@ -6,7 +6,9 @@ from parallel_keras import balance, costs, placement
 # takes longer, on a device that computes this many operations while it moves a byte.
 _OPERATIONS_PER_BYTE = 10
 # The split hardly depends on it: everything but the parameters grows with it.
-BATCH_SIZE = 32
+_BATCH_SIZE = 32
+# And so it does on the length of sequences, where the model leaves it open.
+_OPEN_SIZE = 128
 
 
 class Split:
@@ -63,8 +65,13 @@ def split(model, strategy, devices, pairs=None):
     if not _is_to_split(model, devices):
         return {}
     if pairs is None:
-        pairs = costs.operations_and_costs(model, BATCH_SIZE)
+        pairs = estimated(model)
     return _numbers(pairs, strategy.balance, len(devices))
+
+
+def estimated(model):
+    """Pairs of a layer or operation and its `LayerCost`, to split a model by."""
+    return costs.operations_and_costs(model, _BATCH_SIZE, open_size=_OPEN_SIZE)
 
 
 def _is_to_split(model, devices):

@@ -8,7 +8,6 @@ from parallel_keras import (
     backends,
     balance,
     capabilities,
-    costs,
     keras_internals,
     layout,
     placement,
@@ -205,7 +204,7 @@ def _counts(model, strategy, count, calls):
         counts[number] += waiting
         return counts
     weights: dict = {}
-    for operation, cost in costs.operations_and_costs(model, layout.BATCH_SIZE):
+    for operation, cost in layout.estimated(model):
         weights.setdefault(id(operation), []).append(layout.cost_of(cost, strategy.balance))
     listed_costs = [0 if c.enters else _next(weights.get(id(c.operation))) for c in calls]
     if count > len(calls):

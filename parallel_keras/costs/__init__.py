@@ -61,13 +61,19 @@ def layer_costs(model, batch_size, input_shape=None):
     return [cost for _, cost in operations_and_costs(model, batch_size, input_shape)]
 
 
-def operations_and_costs(model, batch_size, input_shape=None):
-    """Pairs of a layer or operation of a model and its `LayerCost`; see `layer_costs`."""
+def operations_and_costs(model, batch_size, input_shape=None, open_size=None):
+    """Pairs of a layer or operation of a model and its `LayerCost`; see `layer_costs`.
+
+    Args:
+        model, batch_size, input_shape: As there.
+        open_size: Int or `None`. As what a dimension counts that the model leaves open, such
+            as the length of its sequences.
+    """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(
             f"`batch_size` is an integer of one or more. Received: batch_size={batch_size!r}"
         )
-    lines = cost_trace.trace(model, batch_size, input_shape)
+    lines = cost_trace.trace(model, batch_size, input_shape, open_size)
     trained = model.trainable_variables
     slots = slot_bytes(getattr(model, "optimizer", None), trained)
     slots = {id(variable): size for variable, size in zip(trained, slots, strict=True)}

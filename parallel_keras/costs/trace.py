@@ -52,7 +52,7 @@ class Line:
     outputs: list = dataclasses.field(default_factory=list)
 
 
-def trace(model, batch_size, input_shape=None):
+def trace(model, batch_size, input_shape=None, open_size=None):
     """The lines of a model in order of execution.
 
     Args:
@@ -60,11 +60,12 @@ def trace(model, batch_size, input_shape=None):
         batch_size: Int. Rows of the batch.
         input_shape: Shape of the inputs as for `model.build()`, where the
             model does not know it. Its first entry is ignored.
+        open_size: Int or `None`. As what a dimension counts that the model leaves open.
 
     Returns:
         A list of `Line`.
     """
-    inputs = symbolic_inputs(model, batch_size, input_shape)
+    inputs = symbolic_inputs(model, batch_size, input_shape, open_size)
     if not all(layer.built for layer in keras_internals.flatten_layers(model)):
         keras_internals.compute_output_spec(functools.partial(model, training=True), inputs)
     recorder = _Recorder()
@@ -77,7 +78,7 @@ def trace(model, batch_size, input_shape=None):
     return recorder.lines
 
 
-def symbolic_inputs(model, batch_size, input_shape):
+def symbolic_inputs(model, batch_size, input_shape, open_size=None):
     """KerasTensors of a whole batch, in the structure that the model takes."""
     shapes: object
     known = list(model.inputs) if keras_internals.graph_of(model) is not None else []
@@ -101,11 +102,12 @@ def symbolic_inputs(model, batch_size, input_shape):
     dtypes = iter([tensor.dtype for tensor in known])
 
     def tensor(shape):
-        if any(size is None for size in shape[1:]):
+        shape = [open_size if size is None else size for size in shape]
+        if None in shape[1:]:
             raise ValueError(
                 f"The inputs of {model.name!r} have dimensions of unknown size. Pass "
                 "`input_shape=` with numbers for all but the batch. "
-                f"Received: a shape of {tuple(shape)}"
+                f"Received: a shape of {(None, *shape[1:])}"
             )
         dtype = next(dtypes, keras.config.floatx())
         return keras.KerasTensor((batch_size, *shape[1:]), dtype=dtype)

@@ -248,6 +248,11 @@ def _check_tensor(tensor):
         raise TypeError("it has no shape yet; call the module once before")
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise TypeError("a tensor of a class of its own, of which only torch's are supported")
+    if tensor.grad_fn is not None:
+        raise TypeError(
+            "a tensor that was computed from a weight while the model was made, such as "
+            "`ops.transpose(layer.kernel)`: let a layer of your own compute it in its `call`"
+        )
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         raise TypeError("a tensor that is sparse, quantized or without numbers is not supported")
 
