@@ -8,7 +8,7 @@ COLORS = {
     "backward": "#E69F00",
     "compute": "#56B4E9",
     "all-reduce": "#CC79A7",
-    WAITING: "#DDDDDD",
+    WAITING: "#F0E442",
     "update": "#009E73",
 }
 IDLE = "#F4F4F4"

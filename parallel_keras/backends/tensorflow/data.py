@@ -71,8 +71,9 @@ class Lowering(WholeBatches):
         """What each replica did in the last training step.
 
         The all-reduce is the time from a replica's own gradients until it has those of all:
-        waiting for a slower replica is part of it. Waiting for data is the time since the
-        step before, with Keras's callbacks and logs.
+        waiting for a slower replica is part of it. Of all-reduce and update, what goes on
+        during the backward pass does not count. Waiting for data is the time since the
+        step before ended on all replicas, with Keras's callbacks and logs.
 
         Returns:
             List of `timeline.Event`.
@@ -82,8 +83,8 @@ class Lowering(WholeBatches):
         found = clock.events(self._times, self.devices, are_stages=False)
         if self._before is not None:
             before = clock.events(self._before, self.devices, are_stages=False)
+            end = max(event.end for event in before)  # the next batch is asked for after all
             for device in self.devices:
-                end = max(event.end for event in before if event.device == device)
                 start = min(event.start for event in found if event.device == device)
                 found.append(Event(device, WAITING, None, None, end, max(start, end)))
         return found
