@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from parallel_keras.backends.tensorflow.ordering import run_independently
 from parallel_keras.timeline import Event
 
 # What a row of numbers holds: the kind's place in this list, the device's number,
@@ -42,22 +43,8 @@ def _timestamp():
     """The time, read when what the operation depends on is there."""
     time = tf.timestamp()
     if not tf.executing_eagerly():
-        # tf.function has stateful operations run one after the other, as they are written
-        # (framework/auto_control_deps.py, 2.21), except in a control flow context: the
-        # stages would wait for one another's marks.
-        time.op._set_control_flow_context(_Anywhere())
+        run_independently(time.op)
     return time
-
-
-class _Anywhere:
-    """A control flow context that is none: no loop, no branch."""
-
-    outer_context = None
-
-    def IsWhileContext(self):
-        return False
-
-    IsCondContext = IsXLAContext = IsWhileContext
 
 
 def dense(tensors):

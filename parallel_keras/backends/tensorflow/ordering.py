@@ -23,15 +23,21 @@ class Order:
         graph = tf.compat.v1.get_default_graph()
         count = len(graph.get_operations())
         yield
-        # framework/auto_control_deps.py, TensorFlow 2.21.
-        manager = graph.experimental_acd_manager
-        if manager is None:
-            return
         for operation in graph.get_operations()[count:]:
             if auto_control_deps.op_is_stateful(operation) and not any(
                 tensor.dtype == tf.resource for tensor in operation.inputs
             ):
                 if self._last is not None:
                     operation._add_control_input(self._last)
-                manager.run_independently(operation)
+                run_independently(operation)
                 self._last = operation
+
+
+def run_independently(operation):
+    """Let an operation of a graph wait only for what it says itself.
+
+    framework/auto_control_deps.py, TensorFlow 2.21.
+    """
+    manager = operation.graph.experimental_acd_manager
+    if manager is not None:
+        manager.run_independently(operation)
