@@ -13,7 +13,8 @@ from parallel_keras import batch, costs, features, layout, placement, rates, sch
 from parallel_keras.backends import staged
 from parallel_keras.costs.times import LayerTime, layer_times, output_bytes
 from parallel_keras.plan import parse_devices
-from parallel_keras.timeline import WAITING, Event, Timeline
+from parallel_keras.strategies import SingleDevice
+from parallel_keras.timeline import WAITING, Event, Timeline, human_seconds
 
 
 class LastStep(NamedTuple):
@@ -101,7 +102,23 @@ def _pipeline(step, last):
         )
         for work, *times in schedule.simulate(orders, **vars(stages))
     ]
-    return step.timeline(events, note)
+    return step.timeline(events, f"{note}{_warning(step, events)}")
+
+
+def _warning(step, events):
+    """A sentence where one device is predicted to be as fast."""
+    takes = max(event.end for event in events)
+    alone = _Prediction(
+        step.model, SingleDevice(), step.batch_size, step.names[:1], step.input_shape
+    )
+    one = _one_after_the_other(alone, None).step_time
+    if takes < one:
+        return ""
+    return (
+        f" Warning: one device is predicted to take {human_seconds(one)}, the pipeline "
+        f"{human_seconds(takes)}. Its stages have too little to compute for a batch of "
+        f"{step.batch_size} rows."
+    )
 
 
 def _stages(step):
