@@ -172,3 +172,19 @@ def branches():
         left = dense(f"left_{number}")(left)
         right = layers.Dense(8, activation="relu", name=f"right_{number}")(right)
     return keras.Model(x, head(layers.Multiply()([left, right]) + left))
+
+
+class AddIfThere(layers.Layer):
+    """Takes a second value that may be nothing."""
+
+    def call(self, x, other=None):
+        return x if other is None else x + other
+
+
+def optional_input():
+    """An input of the last stage that may be left out."""
+    x, other = keras.Input((6,), name="x"), keras.Input((8,), optional=True, name="other")
+    y = x
+    for number in range(4):
+        y = dense(f"dense_{number}")(y)
+    return keras.Model({"x": x, "other": other}, head(AddIfThere(name="add")(y, other)))

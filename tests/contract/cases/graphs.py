@@ -17,6 +17,11 @@ def _ends():
     return {"x": rows.two_inputs_dict()["x"], "y": rows.two_outputs()["y"]}
 
 
+def _without_other():
+    data = rows.classes()
+    return {"x": {"x": data["x"], "other": None}, "y": data["y"]}
+
+
 def _padded():
     """Sentences of very different lengths: some parts of a batch count many words, some few."""
     data = rows.tokens()
@@ -57,6 +62,7 @@ CASES = [
     case("penalties", stage_models.penalties),
     case("frozen_start", stage_models.frozen_start, compile=compiled(adam)),
     case("branches", stage_models.branches),
+    case("optional_input", stage_models.optional_input, _without_other),
     # Fewer rows than micro-batches, and rows that do not divide by them.
     case("batch_of_7", stage_models.chain, fit={"batch_size": 7}),
     case("batch_of_2", stage_models.chain, lambda: rows.classes(7), fit={"batch_size": 2}),
