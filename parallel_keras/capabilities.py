@@ -215,6 +215,16 @@ FEATURES = {
         "Use renorm=False.",
         _pipeline("its state would move with each micro-batch"),
     ),
+    "stateful_rnn": Feature(
+        "a recurrent layer with `stateful=True`",
+        "Use stateful=False.",
+        _spread("its state is that of the rows of a whole batch"),
+    ),
+    "assigned_weight": Feature(
+        "a layer that assigns a weight that trains in its `call` (SpectralNormalization)",
+        "Use strategy='model', or the torch backend.",
+        _spread("its gradient would be another", ("tensorflow",)),
+    ),
     "layer_metric": Feature(
         "a metric inside a layer",
         "Pass it to `compile(metrics=...)`, or track the value as an output.",

@@ -86,6 +86,8 @@ def _of_layer(layer):
     kinds = {base.__name__ for base in type(layer).__mro__}
     if "TorchModuleWrapper" in kinds:
         yield "torch_module", f"layer {layer.name} ({type(layer).__name__})"
+    if isinstance(layer, keras.layers.RNN) and layer.stateful:
+        yield "stateful_rnn", f"layer {layer.name}"
     if isinstance(layer, keras.layers.BatchNormalization) and layer.renorm:
         yield "batch_renorm", f"layer {layer.name}"
     if not isinstance(layer, keras.Model) and keras_internals.own_metrics(layer):
@@ -101,6 +103,30 @@ def _owner(cls, name):
         if name in vars(base):
             return base
     return cls
+
+
+def keeps_rows_apart(layer):
+    """Whether a layer is known to compute each row's output, and loss, from that row alone."""
+    if isinstance(layer, keras.layers.Lambda):
+        return False
+    if not is_keras(type(layer)) or not is_keras(type(layer).call):
+        return False
+    if getattr(layer, "activity_regularizer", None) is not None and not isinstance(
+        layer.activity_regularizer, _BY_ROWS
+    ):
+        return False
+    functions = (f for name, f in vars(layer).items() if name.endswith("activation"))
+    return all(is_keras(f) for f in functions if f is not None) and not _may_be_over_rows(layer)
+
+
+_BY_ROWS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+
+
+def _may_be_over_rows(layer):
+    """Whether it works along an axis that may be that of the rows."""
+    axes = getattr(layer, "axis", None)
+    axes = axes if isinstance(axes, (list, tuple)) else [axes]
+    return any(isinstance(axis, int) and (axis == 0 or axis < -1) for axis in axes)
 
 
 def has_user_layers(model):

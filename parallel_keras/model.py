@@ -426,8 +426,8 @@ class _State:
         if device_names.is_simulated(names):
             text += " (parts of one CPU, which simulate devices)"
         rows = _rows_of_a_batch(bound.get("x"), bound.get("batch_size"))
-        text += f": {self.strategy.describe(rows, names)}"
-        say(text)
+        clauses = self.strategy.describe(rows, names), self.lowering.remark()
+        say(f"{text}: {'; '.join(clause for clause in clauses if clause)}")
 
 
 def _set_strategy(self, strategy):

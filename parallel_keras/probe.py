@@ -104,9 +104,7 @@ def _unknown_layers(model):
     return [
         layer
         for layer in keras_internals.flatten_layers(model)
-        if isinstance(layer, keras.layers.Lambda)
-        or not features.is_keras(type(layer))
-        or not features.is_keras(type(layer).call)
+        if not features.keeps_rows_apart(layer)
     ]
 
 

@@ -46,6 +46,10 @@ class Lowering:
     def prepare(self, name):
         """Called when the method of this name begins, before Keras's own part of it."""
 
+    def remark(self):
+        """What the first `fit` adds to the line about the strategy; a clause, or `""`."""
+        return ""
+
     def detach(self):
         """Bring the variables back to where plain Keras has them."""
 

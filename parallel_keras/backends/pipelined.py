@@ -97,6 +97,11 @@ class Pipelined(Lowering):
         """Whether each micro-batch's loss is known by itself."""
         return features.adds_up_by_rows(self.model) and not cut.graph.is_masked
 
+    def remark(self):
+        if self.strategy.schedule == "gpipe" or features.adds_up_by_rows(self.model):
+            return ""
+        return "the loss needs all rows at once, so the order of work is that of 'gpipe'"
+
     def orders(self, cut, microbatches):
         """The order of work of each stage for a training step.
 

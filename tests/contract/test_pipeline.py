@@ -353,6 +353,17 @@ def test_the_first_fit_says_what_was_chosen(capfd, caplog):
     assert "2 stages" in said and "8 × 2 rows" in said and "microbatches=8" in said, said
 
 
+def test_a_loss_that_changes_the_order_of_work_is_said_to(capfd, caplog):
+    caplog.set_level("INFO", logger="parallel_keras")
+    loss = keras.losses.SparseCategoricalCrossentropy(reduction="sum")
+    model = make(stage_models.chain, {**compiled(sgd)(), "loss": loss}, "pipeline=2")
+    model.fit(**rows.classes(32), **{**OPTIONS, "verbose": 2})
+    said = caplog.text + "".join(capfd.readouterr())
+    assert "the order of work is that of 'gpipe'" in said, said
+    kinds = [event.kind for event in model.timeline().of(model.timeline().devices[0])]
+    assert kinds == ["forward"] * 8 + ["backward"] * 8 + ["update"]
+
+
 def test_weights_are_right_whenever_they_are_read():
     """In a callback, in the middle of an epoch, one weight or all."""
     seen = {}

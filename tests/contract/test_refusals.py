@@ -133,6 +133,33 @@ def broadcast():
     return keras.Model((first, second), layers.Dense(3, activation="softmax")(first + second))
 
 
+def centred(x):
+    return x - ops.mean(x, axis=0, keepdims=True)
+
+
+def activated():
+    return keras.Sequential(
+        [keras.Input((6,)), layers.Dense(8, activation=centred), layers.Dense(1)]
+    )
+
+
+def softmax_over_rows():
+    return keras.Sequential(
+        [keras.Input((6,)), layers.Dense(8), layers.Softmax(axis=0), layers.Dense(1)]
+    )
+
+
+def largest_activity():
+    layer = layers.Dense(8, activity_regularizer=lambda x: ops.max(ops.abs(x)))
+    return keras.Sequential([keras.Input((6,)), layer, layers.Dense(1)])
+
+
+def stateful():
+    return keras.Sequential(
+        [keras.Input(batch_shape=(16, 4, 3)), layers.LSTM(5, stateful=True), layers.Dense(3)]
+    )
+
+
 def masked_rows():
     data = rows.tokens()
     labels = np.random.default_rng(0).integers(0, 3, data["x"].shape)
@@ -189,6 +216,12 @@ MODELS = [
     Refusal("add_loss_sum", ["SumPenalty"], sum_penalty),
     Refusal("add_loss_sum_on_batch", ["SumPenalty"], sum_penalty,
             call=on_batch("train_on_batch")),
+    Refusal("activation", ["mixes the rows"], activated, regression("mse"), rows.regression),
+    Refusal("softmax_over_rows", ["mixes the rows"], softmax_over_rows, regression("mse"),
+            rows.regression),
+    Refusal("activity_regularizer", ["add_loss"], largest_activity, regression("mse"),
+            rows.regression),
+    Refusal("stateful_rnn", ["stateful"], stateful, data=rows.series),
     Refusal("steps_per_execution", ["steps_per_execution"],
             compile=compiled(steps_per_execution=2)),
     Refusal("jit_compile", ["jit_compile"], compile=compiled(jit_compile=True)),
@@ -225,6 +258,20 @@ def test_refused_before_the_first_step(refusal, strategy):
             np.testing.assert_array_equal(a, b)
     optimizer = getattr(model, "optimizer", None)
     assert optimizer is None or number(optimizer.iterations) == 0
+
+
+@pytest.mark.backend("tensorflow")
+@pytest.mark.parametrize("strategy", ["data=2", pytest.param("pipeline", marks=pytest.mark.long)])
+def test_a_weight_that_is_assigned_in_a_call(strategy):
+    model = pk.parallelize(
+        keras.Sequential(
+            [keras.Input((6,)), layers.SpectralNormalization(layers.Dense(8)), layers.Dense(1)]
+        )
+    )
+    model.compile("sgd", "mse", strategy=strategy)
+    with pytest.raises(pk.UnsupportedError, match="(?s)SpectralNormalization.*Received"):
+        model.fit(**rows.regression(), **OPTIONS)
+    assert number(model.optimizer.iterations) == 0
 
 
 @pytest.mark.parametrize("refusal", [MODELS[0], MODELS[6], MODELS[12]], ids=repr)

@@ -39,7 +39,7 @@ class Step:
         self.recompute = self.is_training and lowering.strategy.recompute
         self.by_parts = lowering.loss_of_parts(cut)
         self.batches = Microbatches(data, lowering.strategy, len(cut.stages))
-        self.state = StageState(self.model, self.batches.rows)
+        self.state = StageState(self.model, self.batches.rows, lowering.strategy)
         self.sums = GradientSums(lowering.strategy)
         self.clock = Clock(self.is_training and lowering.records)
         self.values: list = [{} for _ in self.batches.rows]

@@ -12,7 +12,12 @@ from parallel_keras.backends.tensorflow import entries
 from parallel_keras.backends.tensorflow.clock import dense
 from parallel_keras.backends.tensorflow.moments import counting
 from parallel_keras.backends.tensorflow.rows import Rows
-from parallel_keras.backends.tensorflow.state import capture, new_values, weighted
+from parallel_keras.backends.tensorflow.state import (
+    capture,
+    new_values,
+    refuse_assigned_weights,
+    weighted,
+)
 from parallel_keras.capabilities import check
 
 
@@ -47,6 +52,7 @@ class Replica:
                 scaled = model.optimizer.scale_loss(loss)
                 scaled = scaled * rows.share(scaled.dtype)
             gradients = tape.gradient(scaled, trainable) if trainable else []
+        refuse_assigned_weights(scope, model, self.strategy)
         leaves = [leaf for leaf in tree.flatten((x, y, sample_weight)) if leaf is not None]
         uses = [None if g is None else self._uses(g, leaves, rows) for g in gradients]
         metric_ids = self._update_metrics(scope, rows, y, y_pred, sample_weight, loss)

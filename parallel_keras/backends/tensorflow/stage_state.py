@@ -11,7 +11,7 @@ import contextlib
 import tensorflow as tf
 
 from parallel_keras import keras_internals
-from parallel_keras.backends.tensorflow.state import weighted
+from parallel_keras.backends.tensorflow.state import refuse_assigned_weights, weighted
 
 
 class StageState:
@@ -20,10 +20,13 @@ class StageState:
     Args:
         model: A Keras model.
         rows: List of the `Rows` of each micro-batch.
+        strategy: A `PipelineParallel`, for messages.
     """
 
-    def __init__(self, model, rows):
+    def __init__(self, model, rows, strategy):
+        self.model = model
         self.rows = rows
+        self.strategy = strategy
         layers = keras_internals.flatten_layers(model)
         seeds = [g.state for layer in layers for g in keras_internals.seed_generators(layer)]
         self._seeds = {id(v) for v in (*seeds, keras_internals.global_seed_state())}
@@ -54,6 +57,7 @@ class StageState:
                 stack.enter_context(keras_internals.noting_moments(layer, noted.append))
             with scope:
                 yield
+        refuse_assigned_weights(scope, self.model, self.strategy)
         if draws is not None:
             return
         averages = set()

@@ -9,6 +9,7 @@ random numbers from a seed of its own; the stored seed goes on as the first's.
 import tensorflow as tf
 
 from parallel_keras import keras_internals
+from parallel_keras.capabilities import check
 
 
 def capture(model, replica):
@@ -24,6 +25,17 @@ def capture(model, replica):
     moved = [(seed, keras_internals.moved_seed(seed, replica)) for seed in seeds]
     # The first replica draws what one device would draw.
     return keras_internals.ObservingScope(moved if replica else None)
+
+
+def refuse_assigned_weights(scope, model, strategy):
+    """A weight that a forward pass assigned, and that trains, has another gradient here.
+
+    Plain Keras takes it with respect to the new value. Here that is a value of the scope,
+    computed from the old one.
+    """
+    for variable in model.trainable_variables:
+        if id(variable) in scope.assigned:
+            check("assigned_weight", strategy, "tensorflow", f"variable {variable.path}")
 
 
 def new_values(scope, exclude):

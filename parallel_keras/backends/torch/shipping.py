@@ -111,9 +111,9 @@ def broadcast(tensor, group):
     with torch.no_grad():
         plain = tensor.detach()
         # The caller may hold another layout of the same numbers.
-        flat = plain.contiguous().view(-1).view(torch.uint8)
+        flat = _bytes_of(plain)
         group.broadcast(flat, 0).wait()
-        if group.rank() and not plain.is_contiguous():
+        if group.rank() and flat.data_ptr() != plain.data_ptr():
             plain.copy_(flat.view(plain.dtype).view(plain.shape))
 
 
@@ -146,7 +146,10 @@ def receive(tensors, rank, group):
 
 
 def _bytes_of(tensor):
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    flat = tensor.detach().contiguous().view(-1)
+    if flat.stride(0) != 1:  # torch calls a single number contiguous, whatever its stride
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def variables_of(model):
