@@ -43,11 +43,13 @@ def matrices():
     gc.collect()
     found = {}
     for thing in gc.get_objects():
-        if type(thing) in (torch.nn.Parameter, torch.Tensor) and thing.ndim == 2:
-            columns = thing.shape[1]
-            has_memory = thing.untyped_storage().nbytes() >= thing.numel() * thing.element_size()
-            if columns in UNITS and thing.shape[0] in (6, *UNITS) and has_memory:
-                found[columns] = found.get(columns, 0) + 1
+        if type(thing) not in (torch.nn.Parameter, torch.Tensor) or thing.ndim != 2:
+            continue
+        rows, columns = thing.shape
+        if rows not in (6, *UNITS) or columns not in UNITS:
+            continue
+        if thing.untyped_storage().nbytes() >= thing.numel() * thing.element_size():
+            found[columns] = found.get(columns, 0) + 1
     return found
 
 

@@ -274,9 +274,9 @@ def test_without_places_the_layers_are_split_by_cost():
 def test_costs_are_estimated_once_for_each_state_of_the_model(monkeypatch):
     estimated = []
 
-    def counted(model, batch_size):
+    def counted(model, *arguments, **options):
         estimated.append(model)
-        return estimate(model, batch_size)
+        return estimate(model, *arguments, **options)
 
     estimate = costs.operations_and_costs
     monkeypatch.setattr(costs, "operations_and_costs", counted)
