@@ -260,12 +260,15 @@ def test_the_seed_moves_on_as_on_one_device(writer, reader, tmp_path):
 
 
 def _checkpoints(directory, strategy, suffix):
-    """Every file that ModelCheckpoint wrote, as a fresh plain model reads it."""
+    """Every file that ModelCheckpoint wrote, as a fresh plain model reads it and goes on.
+
+    Some are written when the gradients of one or two steps have come in, of three.
+    """
     directory.mkdir()
     model = make(models.mlp, compiled(accumulating)(), strategy)
     only_weights = suffix == "weights.h5"
     path = str(directory / "{epoch}-{batch}.") + suffix
-    checkpoint = callbacks.ModelCheckpoint(path, save_weights_only=only_weights, save_freq=3)
+    checkpoint = callbacks.ModelCheckpoint(path, save_weights_only=only_weights, save_freq=2)
     history = fit(model, **rows.classes(), **OPTIONS, epochs=3, callbacks=[checkpoint])
     return {
         "history": history,
@@ -304,7 +307,7 @@ CHECKPOINTS = [
 def test_checkpoints_of_mid_epoch_are_plain_keras(strategy, suffix, tmp_path):
     expected = _checkpoints(tmp_path / "plain", None, suffix)
     received = _checkpoints(tmp_path / strategy, STRATEGIES[strategy], suffix)
-    assert len(expected["files"]) == 4
+    assert len(expected["files"]) == 6
     compare(f"checkpoints_{suffix}", strategy, expected, received)
 
 
@@ -341,7 +344,7 @@ def _backed_up(directory, writer, reader, save_freq):
     return record
 
 
-@pytest.mark.parametrize("save_freq", ["epoch", 3])
+@pytest.mark.parametrize("save_freq", ["epoch", 5])
 @pytest.mark.parametrize(
     "writer, reader",
     [
@@ -362,3 +365,35 @@ def test_a_backup_of_each_epoch_ends_as_the_run_that_was_never_broken(tmp_path):
     expected = {"history": {key: values[1:] for key, values in history.items()}, **state(plain)}
     received = _backed_up(tmp_path / "backup", "data=2", "data=3", "epoch")
     compare("backup_unbroken", "data=3", expected, received)
+
+
+class Look(callbacks.Callback):
+    """Looks at what has been accumulated after each batch, and halves it once."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        held = [v for v in self.model.optimizer.variables if "accumulator" in v.path]
+        if batch == 1:
+            for variable in held:
+                variable.assign(0.5 * keras.ops.convert_to_numpy(variable))
+        self.seen.append([keras.ops.convert_to_numpy(variable) for variable in held])
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param("data3", marks=LONG_WHERE_TRACED),
+        *(pytest.param(s, marks=pytest.mark.long) for s in ("data2", "model2", "pipeline2")),
+    ],
+)
+def test_what_is_accumulated_can_be_read_and_written_in_mid_cycle(strategy):
+    records = []
+    for chosen in (None, STRATEGIES[strategy]):
+        model, look = make(models.mlp, compiled(accumulating)(), chosen), Look()
+        history = fit(model, **rows.classes(), **OPTIONS, epochs=2, callbacks=[look])
+        records.append({"history": history, "seen": look.seen, **state(model)})
+    assert np.abs(records[0]["seen"][0][0]).max() > 1e-3
+    compare("accumulated", strategy, *records)

@@ -95,7 +95,7 @@ print("RESUMED", difference)
 STRATEGIES = ("none", "data=2", "data=3", "model=2", "pipeline=2")
 QUICK = ("data=2", "pipeline=2", "epoch")
 PAIRS = (*itertools.pairwise([*STRATEGIES, "none"]), ("data=3", "data=2"), QUICK[:2])
-LINES = [(*pair, save_freq) for pair in PAIRS for save_freq in ("epoch", "3")]
+LINES = [(*pair, save_freq) for pair in PAIRS for save_freq in ("epoch", "5")]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
