@@ -17,7 +17,14 @@ from parallel_keras import batch, capabilities, features, keras_internals
 from parallel_keras import devices as device_names
 from parallel_keras import probe as probing
 from parallel_keras.backends import lowering
-from parallel_keras.backends.torch import batches, forwarding, memory, shipping, workers
+from parallel_keras.backends.torch import (
+    batches,
+    forwarding,
+    memory,
+    remote,
+    shipping,
+    workers,
+)
 from parallel_keras.backends.torch.devices import torch_device
 from parallel_keras.backends.torch.lookahead import Lookahead, can_look_ahead, looking_ahead
 from parallel_keras.backends.torch.metrics import CallerMetrics, metric_variables
@@ -45,6 +52,7 @@ class Lowering(lowering.Lowering):
         self._ahead = itertools.count()
         self._lookahead: Lookahead | None = None
         self.averaged: tuple | None = None  # numbers of metric variables, once probed
+        self._parts: list = []  # accumulators, where the workers hold the rest of each
 
     def attach(self):
         """Have the workers started; the first step waits for them."""
@@ -186,6 +194,7 @@ class Lowering(lowering.Lowering):
         own = shipping.to_device(own, self.device)
         before = metrics.before(self.averaged or ())
         if kind == "train":
+            self._go_on_with_own_parts()
             replica.train(own, counts[0], total, counts[-1] > 0, self._fetch_next)
             self.ship.events = []
             self.trained_rows = total
@@ -196,6 +205,8 @@ class Lowering(lowering.Lowering):
         metrics.weigh(before, counts[0] / total)
         metrics.add(self.pool.wait_published(number))
         self.ship.forwarder.taken()
+        if kind == "train":
+            self._show_whole_accumulators()
         return self.model.get_metrics_result()
 
     def _predict(self, number, own, counts):
@@ -252,8 +263,20 @@ class Lowering(lowering.Lowering):
             for kind, start, end in events
         ]
 
+    def _show_whole_accumulators(self):
+        """Whoever looks between two steps, as a file that is written does, sees the sum."""
+        if self.ship.accumulates():
+            held = keras_internals.accumulators(self.model.optimizer)
+            self._parts = [v._value for v in held]
+            remote.make_remote(self._parts, self.fold)
+
+    def _go_on_with_own_parts(self):
+        remote.make_local(self._parts)
+        self._parts = []
+
     def fold(self):
         """Fetch what the workers have accumulated since the last update."""
+        self._go_on_with_own_parts()
         if self.ship.is_current() and self.ship.accumulates():
             try:
                 self.pool.broadcast_message(("fold", self.key))
