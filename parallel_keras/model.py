@@ -153,7 +153,10 @@ def load_model(filepath, strategy=None, custom_objects=None, compile=True, safe_
     DataParallel(devices=None)
     """
     model = keras.models.load_model(
-        filepath, custom_objects=custom_objects, compile=compile, safe_mode=safe_mode
+        filepath,
+        custom_objects={**keras_internals.optimizers_by_name(), **(custom_objects or {})},
+        compile=compile,
+        safe_mode=safe_mode,
     )
     files.read_places(filepath, model)
     return parallelize(model, strategy)

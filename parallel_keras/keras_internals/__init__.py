@@ -142,6 +142,9 @@ from parallel_keras.keras_internals.optimizers import (
     optimizer_variables as optimizer_variables,
 )
 from parallel_keras.keras_internals.optimizers import (
+    optimizers_by_name as optimizers_by_name,
+)
+from parallel_keras.keras_internals.optimizers import (
     overridden as overridden,
 )
 from parallel_keras.keras_internals.optimizers import (

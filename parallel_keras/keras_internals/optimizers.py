@@ -1,6 +1,7 @@
 """What an optimizer keeps, and for which variable."""
 
 import contextlib
+import inspect
 
 import keras
 
@@ -148,3 +149,17 @@ def optimizer_of_variable(optimizer, variable):
         return optimizer_of_variable(optimizer.inner_optimizer, variable)
     choose = getattr(optimizer, "_optimizer_map", None)
     return choose(variable) if callable(choose) else optimizer
+
+
+def optimizers_by_name():
+    """Keras's optimizers, for files that name the class of a backend.
+
+    On torch Keras writes `keras.src.backend.torch.optimizers.torch_adam` into its files, which
+    trains on torch only. optimizers/base_optimizer.py, 3.15.1.
+    """
+    found = vars(keras.optimizers).values()
+    return {
+        one.__name__: one
+        for one in found
+        if inspect.isclass(one) and issubclass(one, keras.optimizers.Optimizer)
+    }

@@ -149,20 +149,7 @@ np.savez(result, loss=history["loss"], predict=model.predict(x, verbose=0),
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "writer, reader",
-    [
-        ("tensorflow", "torch"),
-        pytest.param(
-            "torch",
-            "tensorflow",
-            marks=pytest.mark.xfail(
-                reason="Keras 3.15.1 on torch writes its torch optimizer's module into the file",
-                strict=True,
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("writer, reader", [BACKENDS, BACKENDS[::-1]])
 def test_a_file_goes_on_on_the_other_backend(writer, reader, tmp_path):
     script = tmp_path / "across.py"
     script.write_text(ACROSS)
