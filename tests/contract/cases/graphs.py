@@ -1,5 +1,6 @@
 """Graphs that are hard to cut into the stages of a pipeline."""
 
+import models
 import numpy as np
 import rows
 import stage_models
@@ -15,15 +16,6 @@ def _pictures():
 
 def _ends():
     return {"x": rows.two_inputs_dict()["x"], "y": rows.two_outputs()["y"]}
-
-
-def _padded():
-    """Sentences of very different lengths: some parts of a batch count many words, some few."""
-    data = rows.tokens()
-    rng = np.random.default_rng(13)
-    lengths = rng.integers(1, 6, len(data["x"]))
-    x = np.where(np.arange(5) < lengths[:, None], data["x"] % 10 + 1, 0)
-    return {"x": x, "y": rng.integers(0, 3, x.shape)}
 
 
 TRACED: set = set()
@@ -50,7 +42,7 @@ CASES = [
         ),
     ),
     case("whole_numbers", stage_models.whole_numbers),
-    case("masked_loss", stage_models.masked_steps, _padded),
+    case("masked_loss", models.masked_steps, rows.padded),
     case("tied_weights", stage_models.tied, rows.tokens, compiled(adam)),
     case("shared_layer", stage_models.shared, compile=compiled(adam)),
     case("nested_models", stage_models.nested),
