@@ -44,7 +44,8 @@ class Replica:
             with tf.GradientTape() as tape:
                 y_pred, losses = self._forward(x, y, sample_weight, training=True)
                 scaled = [model.optimizer.scale_loss(loss) for loss in losses]
-                pairs = [(loss * rows.share(loss.dtype), None) for loss in scaled]
+                shared = [loss * rows.share(loss.dtype) for loss in scaled]
+            pairs = [(loss, tf.ones_like(loss)) for loss in shared]
             if self.findings.of_the_batch:
                 pairs += self._of_the_batch(data, total, y_pred, losses, bool(trainable))
             targets, own = [target for target, _ in pairs], [gradient for _, gradient in pairs]
