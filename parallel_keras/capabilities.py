@@ -79,42 +79,28 @@ FEATURES = {
         _USE_STOCK.format(name="the makers of step functions"),
         _spread("the strategy makes these functions"),
     ),
-    "loss_sum": Feature(
-        "a loss with reduction='sum'",
-        "Use reduction='sum_over_batch_size' (Keras's default).",
-        _data("sums over the rows are not combined with means exactly yet"),
-    ),
-    "loss_mean_with_sample_weight": Feature(
-        "a loss with reduction='mean_with_sample_weight'",
-        "Use reduction='sum_over_batch_size' (Keras's default).",
-        _data("its denominator differs from replica to replica"),
-    ),
     "loss_none": Feature(
         "a loss with reduction='none'",
         "Use reduction='sum_over_batch_size' (Keras's default).",
-        _spread("it leaves a vector of unknown weight"),
-    ),
-    "masked_loss": Feature(
-        "a masked output (a loss that averages over unmasked steps only)",
-        "Pass the mask as `sample_weight` and stop it before the output, for example with "
-        "a layer that does not hand masks on.",
-        _data("the number of unmasked steps differs from replica to replica"),
+        {
+            ("data", "torch"): "plain Keras on torch takes no gradient of a vector",
+            **_pipeline("it leaves a vector of unknown weight"),
+        },
     ),
     "batch_loss": Feature(
-        "a loss or `add_loss` that is not a mean over the rows of the batch",
+        "a loss that is not a mean over the rows of the batch",
         "Return one value per row, or the mean over the rows.",
-        _spread(
+        _pipeline(
             "on the first batch its value on all rows differed from the combination of its "
             "values on parts of the rows"
         ),
     ),
-    "batch_metric": Feature(
-        "a metric whose state does not add up over the rows of the batch",
-        "Return one value per row from a metric function; in a Metric class, add to the "
-        "state what the rows contribute.",
-        _data(
-            "on the first batch its state after all rows differed from the combination of "
-            "its states after parts of the rows"
+    "batch_added_loss": Feature(
+        "an `add_loss` that is not a mean over the rows of the batch",
+        "Add the mean over the rows, or pass the loss to `compile`.",
+        _spread(
+            "on the first batch its value on all rows differed from the combination of its "
+            "values on parts of the rows"
         ),
     ),
     "batch_state": Feature(

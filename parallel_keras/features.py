@@ -13,12 +13,8 @@ from parallel_keras import keras_internals
 
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
 _MAKERS = ("make_train_function", "make_test_function", "make_predict_function")
-_REDUCTIONS = {
-    "sum": "loss_sum",
-    "mean_with_sample_weight": "loss_mean_with_sample_weight",
-    "none": "loss_none",
-    None: "loss_none",
-}
+# Keras's two names for the mean over the rows.
+_MEANS = ("sum_over_batch_size", "mean")
 
 
 def is_keras(thing):
@@ -50,11 +46,8 @@ def of_compile(model):
     if not model.compiled:
         return
     for loss in user_losses(model):
-        reduction = getattr(loss, "reduction", "sum_over_batch_size")
-        if reduction in _REDUCTIONS:
-            yield _REDUCTIONS[reduction], f"loss={loss!r} with reduction={reduction!r}"
-        if getattr(loss, "ignore_class", None) is not None:
-            yield "masked_loss", f"loss={loss!r} with ignore_class={loss.ignore_class}"
+        if _reduction(loss) in ("none", None):
+            yield "loss_none", f"loss={loss!r} with reduction={loss.reduction!r}"
     if model.optimizer is not None and keras_internals.inner_optimizers(model.optimizer):
         yield "wrapped_optimizer", type(model.optimizer).__name__
     if model.steps_per_execution > 1:
@@ -74,12 +67,29 @@ def user_losses(model):
 
 def adds_up_by_rows(model):
     """Whether the compiled loss of a batch is known to be the mean of its rows' losses."""
-    known = ("sum_over_batch_size", "mean")
-    return all(
-        getattr(loss, "reduction", known[0]) in known
-        and getattr(loss, "ignore_class", None) is None
-        for loss in user_losses(model)
-    )
+    return not loss_of_the_batch(model)
+
+
+def loss_of_the_batch(model):
+    """Which of the compiled losses is no mean over the rows, as far as its arguments tell.
+
+    Returns:
+        A string with the loss and the argument, empty where there is none.
+    """
+    for loss in user_losses(model):
+        if _reduction(loss) not in _MEANS:
+            return f"loss={_name(loss)} with reduction={loss.reduction!r}"
+        if getattr(loss, "ignore_class", None) is not None:
+            return f"loss={_name(loss)} with ignore_class={loss.ignore_class}"
+    return ""
+
+
+def _reduction(loss):
+    return getattr(loss, "reduction", _MEANS[0])
+
+
+def _name(loss):
+    return getattr(loss, "name", None) or type(loss).__name__
 
 
 def _of_layer(layer):

@@ -423,7 +423,7 @@ class _State:
             return  # the call itself will say what is wrong
         if bound.get("verbose", "auto") in (0, False, "0"):
             return
-        self.announced = True
+        self.announced = self.lowering.speaks = True
         names = getattr(self.lowering, "devices", ()) or self.strategy.devices
         text = f"{self.strategy!r} on {', '.join(names)}"
         if device_names.is_simulated(names):

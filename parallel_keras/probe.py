@@ -1,14 +1,17 @@
 """Does what the user wrote add up over the rows? Asked of the first batch.
 
-Keras's own losses and metrics are known to. For a loss, a metric or a layer of
-the user's own there is one way to know: compute it on some rows at once and on
+Most of Keras's own losses and metrics are known to. For a loss, a metric or a layer
+of the user's own there is one way to know: compute it on some rows at once and on
 two uneven parts of them, and compare the first with the combination of the
-others. What does not hold is refused by name, before any weight changes.
+others. A loss or a metric that does not add up needs the whole batch; a layer, which
+sees only the rows of its device, is refused by name, before any weight changes.
 
 Everything runs under a stateless scope: no variable is touched.
 """
 
+import contextlib
 import itertools
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -23,12 +26,42 @@ _TOLERANCE = {"float16": 2e-2, "bfloat16": 5e-2}
 _BATCH_LOSSES = ("Circle", "Dice", "Tversky", "dice", "tversky", "circle")
 
 
+class Findings(NamedTuple):
+    """How loss and metrics of a batch come from those of its parts.
+
+    Attributes:
+        averaged: Frozenset of the ids of the metrics' variables whose change counts with
+            the part's share of the rows. All others are summed.
+        of_the_batch: String, the loss or metric that has to be computed on the whole
+            batch. Empty where all add up.
+    """
+
+    averaged: frozenset = frozenset()
+    of_the_batch: str = ""
+
+    def described(self):
+        """A line for the log, empty where all add up."""
+        if not self.of_the_batch:
+            return ""
+        return (
+            f"{self.of_the_batch} does not add up over the rows of a batch: the outputs of all "
+            "replicas come together on the first device, which computes loss and metrics once"
+        )
+
+
+def known(model):
+    """The `Findings` that need no look at a batch."""
+    found = features.loss_of_the_batch(model) if model.compiled else ""
+    return Findings(of_the_batch=found)
+
+
 def needs_probe(model):
     """Whether a model has a loss, metric or layer that is not known to add up."""
     return bool(
         _unknown_losses(model)
         or _unknown_metrics(model)
         or _unknown_layers(model)
+        or _makes_masks(model)
         or keras_internals.has_bare_operations(model)
     )
 
@@ -47,13 +80,13 @@ def probe(model, strategy, x, y=None, sample_weight=None):
         x, y, sample_weight: The first batch, as backend tensors.
 
     Returns:
-        A dict from the `id` of a metric's variable to `"mean"`: the variables
-        whose change has to be weighted with the replica's share. All others
-        are summed.
+        `Findings`.
 
     Raises:
-        UnsupportedError: If something does not add up.
+        UnsupportedError: If something does not add up, and is not supported so.
     """
+    if not needs_probe(model):
+        return known(model)
     rows = min(MAX_ROWS, int(next(leaf for leaf in tree.flatten(x) if leaf is not None).shape[0]))
     data = _take((x, y, sample_weight), slice(0, rows))
     parts = batch.row_slices(rows, 2)
@@ -63,10 +96,16 @@ def probe(model, strategy, x, y=None, sample_weight=None):
         capabilities.check(feature, strategy, backends.name(), received)
 
     y_pred = _probe_forward(model, data, parts, shares, refuse)
-    if model.compiled and y is not None:
-        _probe_losses(model, data, y_pred, parts, shares, refuse)
-        return _probe_metrics(model, data, y_pred, parts, shares, refuse)
-    return {}
+    found = known(model)
+    if not model.compiled or y is None or found.of_the_batch:
+        return found
+    if any(keras_internals.keras_mask(leaf) is not None for leaf in tree.flatten(y_pred)):
+        return Findings(of_the_batch="the loss of an output with a mask")
+    loss = _probe_losses(model, data, y_pred, parts, shares)
+    if loss:
+        refuse("batch_loss", loss)
+        return Findings(of_the_batch=loss)
+    return _probe_metrics(model, data, y_pred, parts, shares)
 
 
 # ---- what is not known ------------------------------------------------------
@@ -108,6 +147,13 @@ def _unknown_layers(model):
     ]
 
 
+def _makes_masks(model):
+    return any(
+        isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False)
+        for layer in keras_internals.flatten_layers(model)
+    )
+
+
 # ---- losses and state of the forward pass -----------------------------------
 
 
@@ -133,7 +179,7 @@ def _probe_forward(model, data, parts, shares, refuse):
     if not _close(whole.losses, _mean([p.losses for p in pieces], shares)):
         names = ", ".join(sorted({type(layer).__name__ for layer in layers}))
         refuse(
-            "batch_loss",
+            "batch_added_loss",
             f"add_loss or activity losses in {names}: {float(whole.losses)} on {sum_rows(parts)} "
             f"rows, {float(_mean([p.losses for p in pieces], shares))} from its parts",
         )
@@ -200,10 +246,11 @@ def _is_random(layer):
 # ---- compiled losses --------------------------------------------------------
 
 
-def _probe_losses(model, data, y_pred, parts, shares, refuse):
+def _probe_losses(model, data, y_pred, parts, shares):
+    """A string that tells of losses that do not add up; empty where all do."""
     unknown = _unknown_losses(model)
     if not unknown:
-        return
+        return ""
     # Twice: with the predictions, and with those of the neighbouring row, so
     # that a coincidence at the start of training does not pass.
     for predictions in (y_pred, tree.map_structure(lambda t: ops.roll(t, 1, axis=0), y_pred)):
@@ -211,11 +258,11 @@ def _probe_losses(model, data, y_pred, parts, shares, refuse):
         pieces = [_loss(model, _take(data, part), _take(predictions, part)) for part in parts]
         if not _close(whole, _mean(pieces, shares)):
             names = ", ".join(_name(loss) for loss in unknown)
-            refuse(
-                "batch_loss",
+            return (
                 f"loss={names}: {float(whole):.6g} on {sum_rows(parts)} rows, "
-                f"{float(_mean(pieces, shares)):.6g} from its parts",
+                f"{float(_mean(pieces, shares)):.6g} from its parts"
             )
+    return ""
 
 
 def _loss(model, data, y_pred):
@@ -227,28 +274,76 @@ def _loss(model, data, y_pred):
 # ---- metrics ----------------------------------------------------------------
 
 
-def _probe_metrics(model, data, y_pred, parts, shares, refuse):
-    """Find for each metric whether its state is summed or averaged by rows."""
+def _probe_metrics(model, data, y_pred, parts, shares):
+    """Find for each metric whether its state is summed, or averaged by rows, or neither."""
+    averaged: set = set()
     unknown = _unknown_metrics(model)
     if not unknown:
-        return {}
-    rules = {}
-    whole, again = _metric_states(model, data, y_pred, unknown, updates=2)
-    pieces = [
-        _metric_states(model, _take(data, part), _take(y_pred, part), unknown, updates=1)[0]
-        for part in parts
-    ]
+        return Findings()
+    with _plain_state_kept(unknown) as has_plain_state:
+        whole, again = _metric_states(model, data, y_pred, unknown, updates=2)
+        pieces = [
+            _metric_states(model, _take(data, part), _take(y_pred, part), unknown, updates=1)[0]
+            for part in parts
+        ]
+        plain = [metric for metric in unknown if has_plain_state(metric)]
     for metric in unknown:
         keys = [id(variable) for variable in metric.variables]
-        if not all(_close(again[key], whole[key]) for key in keys):
-            refuse("batch_metric", f"metric {metric.name}: its change depends on earlier batches")
+        is_steady = all(_close(again[key], whole[key]) for key in keys)
+        if metric in plain or not is_steady:
+            # What it is after a batch depends on what it was before.
+            return Findings(of_the_batch=_described(metric))
         if all(_close(whole[key], sum(piece[key] for piece in pieces)) for key in keys):
             continue
-        if all(_close(whole[key], _mean([p[key] for p in pieces], shares)) for key in keys):
-            rules.update(dict.fromkeys(keys, "mean"))
-            continue
-        refuse("batch_metric", f"metric {metric.name} ({type(metric).__name__})")
-    return rules
+        if not all(_close(whole[key], _mean([p[key] for p in pieces], shares)) for key in keys):
+            return Findings(of_the_batch=_described(metric))
+        averaged.update(keys)
+    return Findings(frozenset(averaged))
+
+
+def _described(metric):
+    return f"metric {metric.name} ({type(metric).__name__})"
+
+
+@contextlib.contextmanager
+def _plain_state_kept(metrics):
+    """Undo what metrics do to attributes that are no variables, such as a list of batches.
+
+    Yields:
+        A function of a metric: whether it has changed one.
+    """
+    before = {id(metric): _plain_state(metric) for metric in metrics}
+
+    def has_changed(metric):
+        return not _same(_plain_state(metric), before[id(metric)])
+
+    yield has_changed
+    for metric in metrics:
+        for key, (value, content) in before[id(metric)].items():
+            vars(metric)[key] = value
+            if isinstance(value, list):
+                list.__setitem__(value, slice(None), content)
+            elif isinstance(value, dict):
+                dict.clear(value)
+                dict.update(value, zip(*content, strict=True))
+
+
+def _plain_state(metric):
+    """A metric's own attributes by name, each with a list of what it contains."""
+    of_keras = vars(keras.metrics.Metric(name="any"))
+    return {key: (v, _content(v)) for key, v in vars(metric).items() if key not in of_keras}
+
+
+def _content(value):
+    if isinstance(value, dict):
+        return [list(value), list(value.values())]
+    return list(value) if isinstance(value, list) else []
+
+
+def _same(one, other):
+    """Whether two nests of lists and dicts hold the very same objects."""
+    leaves, others = ([id(leaf) for leaf in tree.flatten(nest)] for nest in (one, other))
+    return leaves == others
 
 
 def _metric_states(model, data, y_pred, metrics, updates):

@@ -9,6 +9,7 @@ import contextlib
 from typing import Any
 
 from parallel_keras import backends
+from parallel_keras.log import say
 
 KINDS = ("train", "test", "predict")
 
@@ -23,12 +24,21 @@ class Lowering:
     Attributes:
         trained_rows: Int, or a scalar tensor that is not waited for: the rows of the last
             training step. `None` before one.
+        speaks: Bool. Whether the program wants to be told what goes on.
     """
 
     def __init__(self, model, strategy):
         self.model = model
         self.strategy = strategy
         self.trained_rows: Any = None
+        self.speaks = False
+        self._said: set = set()
+
+    def note(self, text):
+        """Log a line, once, where a `fit` with a progress bar logs."""
+        if text and self.speaks and text not in self._said:
+            self._said.add(text)
+            say(text)
 
     def check(self):
         """Raise where the model cannot be brought under the strategy. Changes nothing."""

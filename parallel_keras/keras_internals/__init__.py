@@ -244,6 +244,9 @@ from parallel_keras.keras_internals.training import (
     add_up_losses as add_up_losses,
 )
 from parallel_keras.keras_internals.training import (
+    added_losses as added_losses,
+)
+from parallel_keras.keras_internals.training import (
     batches_of as batches_of,
 )
 from parallel_keras.keras_internals.training import (

@@ -43,6 +43,11 @@ def compute_loss(model, x, y, y_pred, sample_weight, training):
     )
 
 
+def added_losses(model):
+    """What the last call of a model adds to the loss, regularizers included. trainer.py, 3.15.1."""
+    return [model._aggregate_additional_loss(loss) for loss in model.losses]
+
+
 def add_up_losses(losses):
     """The loss in the logs, from a list of scalars. trainer.py, 3.15.1."""
     if not losses:

@@ -34,6 +34,12 @@ def sigmoid(outputs=1):
     return keras.Model(x, layers.Dense(outputs, activation="sigmoid")(y))
 
 
+def embeddings():
+    """Vectors of length one, to be compared with each other."""
+    x = keras.Input((6,))
+    return keras.Model(x, layers.UnitNormalization()(layers.Dense(4)(x)))
+
+
 def signs():
     """Outputs between -1 and 1."""
     x = keras.Input((6,))
@@ -212,6 +218,24 @@ def regularized():
     )(x)
     y = layers.ActivityRegularization(l1=0.01, l2=0.01)(y)
     return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def penalized_regressor():
+    """Regularizers, and means that layers add to the loss."""
+    x = keras.Input((6,))
+    y = layers.Dense(8, activation="tanh", kernel_regularizer="l2")(x)
+    y = layers.Dense(8, activation="tanh", activity_regularizer="l2")(MeanPenalty()(y))
+    return keras.Model(x, layers.Dense(3, activation="softplus", bias_regularizer="l1")(y))
+
+
+def masked_steps():
+    """The mask of its first layer counts in the loss of its output."""
+    x = keras.Input((5,), dtype="int64")
+    y = layers.Embedding(11, 4, mask_zero=True, name="words")(x)
+    y = layers.LSTM(5, return_sequences=True, name="lstm")(y)
+    y = layers.Dense(6, activation="tanh", name="middle")(y)
+    y = layers.LayerNormalization(name="norm")(y)
+    return keras.Model(x, layers.Dense(3, activation="softmax", name="head")(y))
 
 
 # ---- several inputs and outputs ---------------------------------------------

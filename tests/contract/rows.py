@@ -71,6 +71,24 @@ def weighted_steps():
     return {**data, "sample_weight": weights.astype("float32")}
 
 
+def padded():
+    """Sentences of very different lengths: some parts of a batch count many words, some few."""
+    data = tokens()
+    rng = np.random.default_rng(13)
+    # Of 16 rows those of the first replica of three are long.
+    is_short = np.arange(N) % 16 >= 6
+    lengths = np.where(is_short, rng.integers(1, 3, N), rng.integers(4, 6, N))
+    x = np.where(np.arange(5) < lengths[:, None], data["x"] % 10 + 1, 0)
+    return {"x": x, "y": rng.integers(0, 3, x.shape)}
+
+
+def weighted_padded():
+    """The same, and each step has a weight."""
+    data = padded()
+    rng = np.random.default_rng(14)
+    return {**data, "sample_weight": _uniform(rng, *data["y"].shape) * 2}
+
+
 def labels_of_steps():
     """Two labels, none of them 0 (the mask of CTC), for the eight steps of a sequence."""
     rng = np.random.default_rng(12)

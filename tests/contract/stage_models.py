@@ -87,16 +87,6 @@ def whole_numbers():
     return keras.Model(x, head(dense("fourth")(y)))
 
 
-def masked_steps():
-    """A mask that is made on the first stage counts in the loss on the last."""
-    x = keras.Input((5,), dtype="int64")
-    y = layers.Embedding(11, 4, mask_zero=True, name="words")(x)
-    y = layers.LSTM(5, return_sequences=True, name="lstm")(y)
-    y = layers.Dense(6, activation="tanh", name="middle")(y)
-    y = layers.LayerNormalization(name="norm")(y)
-    return keras.Model(x, layers.Dense(3, activation="softmax", name="head")(y))
-
-
 class Tied(layers.Layer):
     """Turns vectors into scores for words, with the weights of an embedding."""
 

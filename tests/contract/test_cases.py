@@ -5,7 +5,7 @@ import inspect
 import keras
 import pytest
 from cases import batches, kinds, losses, metrics, optimizers
-from harness import check, grid
+from harness import check, fit, grid, make
 
 
 @pytest.mark.parametrize("case, strategy", grid(optimizers))
@@ -43,11 +43,17 @@ def test_every_metric_class_has_a_case():
     assert classes - seen - metrics.OF_LAYERS == {keras.metrics.Metric}
 
 
-def test_every_loss_class_is_refused_or_has_a_case():
-    # These three reduce over the batch, or compare its rows with each other.
-    of_the_batch = {keras.losses.Dice, keras.losses.Tversky, keras.losses.Circle}
+@pytest.mark.parametrize("verbose", [0, 2])
+def test_a_fit_says_why_it_needs_the_whole_batch(verbose, caplog):
+    caplog.set_level("INFO", logger="parallel_keras")
+    case = next(case for case in losses.CASES if case.name == "loss_sum")
+    fit(make(case.model, case.compile(), "data=2"), **case.data(), epochs=2, verbose=verbose)
+    assert caplog.text.count("reduction='sum' does not add up") == (verbose > 0)
+
+
+def test_every_loss_class_has_a_case():
     elsewhere = {keras.losses.Loss, keras.losses.MeanSquaredError}  # the base; used by name
     elsewhere |= {keras.losses.SparseCategoricalCrossentropy}
     named = {case.name.removeprefix("loss_") for case in losses.CASES}
     classes = {c for c in vars(keras.losses).values() if inspect.isclass(c)}
-    assert {c.__name__ for c in classes - of_the_batch - elsewhere} <= named
+    assert {c.__name__ for c in classes - elsewhere} <= named

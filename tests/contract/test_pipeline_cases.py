@@ -28,7 +28,18 @@ REFUSED = {
     "optimizer_of_several": "wrapped_optimizer",
     "loss_scale_float32": "wrapped_optimizer",
     "loss_scale_accumulation": "wrapped_optimizer",
+    "loss_contrastive_scaled": "wrapped_optimizer",
     "layer_metric": "layer_metric",
+    "loss_vector": "loss_none",
+    **dict.fromkeys(
+        [
+            *("loss_Dice", "loss_Tversky", "loss_Circle", "loss_root", "loss_total"),
+            *("loss_correlation", "loss_contrastive", "loss_contrastive_penalized"),
+            *("loss_contrastive_accumulation", "loss_contrastive_clipped"),
+            *("loss_contrastive_validation", "loss_contrastive_two_rows"),
+        ],
+        "batch_loss",
+    ),
 }
 
 

@@ -46,6 +46,7 @@ class Lowering(WholeBatches):
             self.attach()
 
     def step(self, kind):
+        self.note(self.findings.described())
         return getattr(_Steps(self), kind)
 
     def building(self):
@@ -145,7 +146,7 @@ class _Steps:
         lowering = self.lowering
         self.clock = Clock(True)
         replica = Replica(
-            *(self.model, lowering.strategy, len(lowering.devices), lowering.averaged, self.clock)
+            *(self.model, lowering.strategy, len(lowering.devices), lowering.findings, self.clock)
         )
         return replica, total_rows(data, lowering.strategy)
 

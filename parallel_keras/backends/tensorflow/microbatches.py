@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from parallel_keras import keras_internals
+from parallel_keras.backends.tensorflow import whole_loss
 from parallel_keras.backends.tensorflow.rows import Rows, total_rows
 
 
@@ -59,27 +59,13 @@ class Microbatches:
         """Tensors of all micro-batches as one, with their Keras masks."""
         if len(self) == 1:
             return parts[0]
-        whole = self._rows_of(parts)
-        masks = [keras_internals.keras_mask(part) for part in parts]
-        if masks[0] is not None:
-            keras_internals.set_keras_mask(whole, self._rows_of(masks))
-        return whole
-
-    def _rows_of(self, parts):
-        own = [r.own(part, self.strategy) for part, r in zip(parts, self.rows, strict=True)]
-        whole = tf.concat(own, axis=0)
-        # Where Keras knows the number of rows when it traces, it is known here.
-        known = self.total if isinstance(self.total, int) else None
-        whole.set_shape([known, *whole.shape[1:]])
-        return whole
+        return whole_loss.together(parts, self.rows, self.strategy, self.total)
 
     def part_of_gradient(self, gradient, number):
         """What one micro-batch's rows have of the gradient of a tensor of `together`."""
-        part = self.take(gradient, number)
-        rows = self.rows[number]
-        if not rows.may_be_none or len(self) == 1:
-            return part
-        return tf.where(rows.some, part, tf.zeros_like(part))
+        if len(self) == 1:
+            return gradient
+        return whole_loss.part_of_gradient(gradient, self.rows[number])
 
 
 _MANY = 2**31  # rows enough for any number of micro-batches

@@ -7,7 +7,8 @@ batch, by Keras itself; the optimizer runs once, on the whole gradient.
 
 import tensorflow as tf
 
-from parallel_keras import keras_internals, schedule
+from parallel_keras import schedule
+from parallel_keras.backends.tensorflow import whole_loss
 from parallel_keras.backends.tensorflow.clock import Clock
 from parallel_keras.backends.tensorflow.gradient_sums import GradientSums
 from parallel_keras.backends.tensorflow.microbatches import Microbatches
@@ -100,41 +101,29 @@ class Step:
 
     def loss_of_part(self, number, values):
         """A list with the compiled loss of one micro-batch's rows, as a part of the whole."""
-        _, y, sample_weight = self.batches.data
-        y, sample_weight = self.batches.take((y, sample_weight), number)
+        targets = self.batches.take(self.batches.data[1:], number)
         y_pred = self.cut.graph.pack([values[n] for n in self.cut.graph.outputs])
-        losses = self._compiled_loss(y, y_pred, sample_weight)
+        losses = whole_loss.compiled_loss(self.model, targets, y_pred)
         return [self.batches.weighted(loss, number) for loss in losses]
 
     def gradients_of_outputs(self, number):
         """The gradient of the whole batch's loss, for one micro-batch's outputs."""
         if self._gradients_of_outputs is None:
-            self._gradients_of_outputs = self._differentiate(self._whole_outputs())
+            whole = self._whole_outputs()
+            self._loss, self._gradients_of_outputs = whole_loss.with_gradients(
+                lambda: self._loss_of(whole), whole, self.scale
+            )
         return {
             n: None if g is None else self.batches.part_of_gradient(g, number)
             for n, g in zip(self.cut.graph.outputs, self._gradients_of_outputs, strict=True)
         }
 
-    def _differentiate(self, whole):
-        floating = [output for output in whole if output.dtype.is_floating]
-        with tf.GradientTape() as tape:
-            tape.watch(floating)
-            self._loss = self._loss_of(whole)
-            scaled = [self.scale(loss) for loss in self._loss]
-        found = iter(tape.gradient(scaled, floating))
-        return [next(found) if output.dtype.is_floating else None for output in whole]
-
     def _whole_outputs(self):
         return [self.batches.together(parts) for parts in zip(*self.outputs, strict=True)]
 
     def _loss_of(self, outputs):
-        _, y, sample_weight = self.batches.data
-        return self._compiled_loss(y, self.cut.graph.pack(outputs), sample_weight)
-
-    def _compiled_loss(self, y, y_pred, sample_weight):
-        compiled = keras_internals.compile_loss_of(self.model)
-        loss = None if compiled is None else compiled(y, y_pred, sample_weight)
-        return [] if loss is None else [loss]
+        y_pred = self.cut.graph.pack(outputs)
+        return whole_loss.compiled_loss(self.model, self.batches.data[1:], y_pred)
 
     # ---- logs and update ----
 
@@ -148,14 +137,10 @@ class Step:
             self.outputs = last.after_all(self.outputs)
             whole = self._whole_outputs()
             losses = self._loss_of(whole) if self._loss is None else self._loss
-            total = keras_internals.add_up_losses([*losses, *self.added])
-            keras_internals.loss_tracker(self.model).update_state(
-                total, sample_weight=self.batches.total
+            whole_loss.update_metrics(
+                *(self.model, self.batches.data[1:], self.cut.graph.pack(whole)),
+                *([*losses, *self.added], self.batches.total),
             )
-            metrics = keras_internals.compile_metrics_of(self.model)
-            if metrics is not None:
-                _, y, sample_weight = self.batches.data
-                metrics.update_state(y, self.cut.graph.pack(whole), sample_weight)
 
     def _update(self):
         variables = self.model.trainable_variables

@@ -18,7 +18,7 @@ from parallel_keras.backends.tensorflow.state import (
     refuse_assigned_weights,
     weighted,
 )
-from parallel_keras.capabilities import check
+from parallel_keras.backends.tensorflow.whole_loss import WholeLoss, update_metrics
 
 
 class Replica:
@@ -28,16 +28,15 @@ class Replica:
         model: The Keras model, its variables under the strategy.
         strategy: Our `DataParallel`, for messages.
         replicas: Int.
-        averaged: Set of ids of the metric variables that count with the rows'
-            share.
+        findings: `probe.Findings`: how losses and metrics come together.
         clock: The step's `Clock`.
     """
 
-    def __init__(self, model, strategy, replicas, averaged, clock):
+    def __init__(self, model, strategy, replicas, findings, clock):
         self.model = model
         self.strategy = strategy
         self.replicas = replicas
-        self.averaged = averaged
+        self.findings = findings
         self.clock = clock
 
     def train(self, data, total):
@@ -48,17 +47,21 @@ class Replica:
         trainable = [v._value for v in model.trainable_variables]
         with capture(model, self._number) as scope, counting(rows.some):
             with tf.GradientTape() as tape:
-                y_pred, loss = self._forward(x, y, sample_weight, training=True)
-                scaled = model.optimizer.scale_loss(loss)
-                scaled = scaled * rows.share(scaled.dtype)
-            gradients = tape.gradient(scaled, trainable) if trainable else []
+                y_pred, losses = self._forward(x, y, sample_weight, training=True)
+                scaled = [model.optimizer.scale_loss(loss) for loss in losses]
+                shared = [loss * rows.share(loss.dtype) for loss in scaled]
+            pairs = [(loss, tf.ones_like(loss)) for loss in shared]
+            if self.findings.of_the_batch:
+                pairs += self._of_the_batch(data, total, y_pred, losses, bool(trainable))
+            targets, own = [target for target, _ in pairs], [gradient for _, gradient in pairs]
+            gradients = tape.gradient(targets, trainable, own) if trainable else []
         refuse_assigned_weights(scope, model, self.strategy)
         leaves = [leaf for leaf in tree.flatten((x, y, sample_weight)) if leaf is not None]
         uses = [None if g is None else self._uses(g, leaves, rows) for g in gradients]
-        metric_ids = self._update_metrics(scope, rows, y, y_pred, sample_weight, loss)
+        metric_ids = self._update_metrics(scope, rows, y, y_pred, sample_weight, losses)
         variables, values = new_values(scope, exclude=metric_ids)
         self.assigned = variables
-        times = start, self.clock.mark([start, *dense([*gradients, loss])])
+        times = start, self.clock.mark([start, *dense([*gradients, *losses])])
         return uses, [weighted(tf.convert_to_tensor(v), rows) for v in values], times
 
     def _uses(self, gradient, leaves, rows):
@@ -77,8 +80,10 @@ class Replica:
         rows = self._rows(total)
         x, y, sample_weight = rows.take(data)
         with capture(self.model, self._number) as scope:
-            y_pred, loss = self._forward(x, y, sample_weight, training=False)
-        self._update_metrics(scope, rows, y, y_pred, sample_weight, loss)
+            y_pred, losses = self._forward(x, y, sample_weight, training=False)
+            if self.findings.of_the_batch:
+                self._of_the_batch(data, total, y_pred, losses, differentiate=False)
+        self._update_metrics(scope, rows, y, y_pred, sample_weight, losses)
 
     def predict(self, data, total):
         """Outputs for this replica's rows."""
@@ -101,21 +106,27 @@ class Replica:
         return self.model(x)
 
     def _forward(self, x, y, sample_weight, training):
+        """Outputs, and a list of losses that count with the share of the rows."""
         y_pred = self._call(x, training)
-        if any(keras_internals.keras_mask(leaf) is not None for leaf in tree.flatten(y_pred)):
-            check("masked_loss", self.strategy, "tensorflow", "an output with a Keras mask")
+        if self.findings.of_the_batch:
+            return y_pred, keras_internals.added_losses(self.model)
         loss = keras_internals.compute_loss(
             self.model, x, y, y_pred, sample_weight, training=training
         )
-        return y_pred, loss
+        return y_pred, [loss]
+
+    def _of_the_batch(self, data, total, y_pred, added, differentiate):
+        """Have the compiled loss and metrics computed on the whole batch."""
+        whole = WholeLoss(self.model, self.strategy, self.replicas, data, total)
+        return whole.compute(y_pred, added, differentiate)
 
     # ---- metrics ----
 
-    def _update_metrics(self, scope, rows, y, y_pred, sample_weight, loss):
+    def _update_metrics(self, scope, rows, y, y_pred, sample_weight, losses):
         """Add this replica's rows; returns the ids of all metric variables."""
         model = self.model
         variables = {id(v): v for metric in model.metrics for v in metric.variables}
-        averaged = (self.averaged & variables.keys()) | self._losses_of_outputs(y_pred)
+        averaged = self._averaged(y_pred) & variables.keys()
         before = {key: tf.identity(variables[key].value) for key in averaged}
 
         def update():
@@ -123,11 +134,9 @@ class Replica:
             # inside of the forward pass.
             for key in scope.assigned.keys() & variables.keys():
                 variables[key].assign(scope.assigned_value(variables[key]))
-            count = tf.cast(rows.count, "float32")
-            keras_internals.loss_tracker(model).update_state(loss, sample_weight=count)
-            metrics = keras_internals.compile_metrics_of(model)
-            if metrics is not None:
-                metrics.update_state(y, y_pred, sample_weight)
+            if not self.findings.of_the_batch:
+                count = tf.cast(rows.count, "float32")
+                update_metrics(model, (y, sample_weight), y_pred, losses, count)
             for key, value in before.items():
                 change = variables[key].value - value
                 variables[key].assign(value + change * rows.share(value.dtype))
@@ -139,14 +148,17 @@ class Replica:
             tf.cond(rows.some, update, lambda: tf.constant(0))
         return variables.keys()
 
-    def _losses_of_outputs(self, y_pred):
-        """Metrics of single outputs' losses that Keras does not weight with the rows.
+    def _averaged(self, y_pred):
+        """Ids of the metric variables whose change counts with the share of the rows.
 
+        Those of single outputs' losses are among them where Keras does not weight with the rows.
         compile_utils.py, 3.15.1: it does where the traced shape has their number.
         """
+        if self.findings.of_the_batch:
+            return set()
         known = tree.flatten(y_pred)[0].shape[0] is not None
         metrics = [] if known else keras_internals.output_loss_metrics(self.model)
-        return {id(v) for metric in metrics for v in metric.variables}
+        return self.findings.averaged | {id(v) for metric in metrics for v in metric.variables}
 
 
 def _side_by_side(one, gradient):

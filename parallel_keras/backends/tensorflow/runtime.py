@@ -37,5 +37,10 @@ def mirrored(copies):
     return distribute_utils.regroup(tuple(copies), wrap_class=values.Mirrored)
 
 
+def per_replica(values):
+    """Nests of values, one for each replica, as one nest. distribute_utils.py, TensorFlow 2.21."""
+    return distribute_utils.regroup(tuple(values))
+
+
 def _is_ours(strategy):
     return any(strategy is ours for ours in _strategies.values())

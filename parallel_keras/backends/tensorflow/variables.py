@@ -32,6 +32,17 @@ def move(model, strategy):
         keras_internals.set_optimizer_strategy(optimizer, strategy or tf.distribute.get_strategy())
 
 
+def assign_whole(variable, value, strategy):
+    """Assign what is computed once, in cross-replica context.
+
+    TensorFlow would give each copy of a metric's state a part of it, rounded.
+    """
+    first, *others = strategy.experimental_local_results(variable._value)
+    first.assign(value)
+    for component in others:
+        component.assign(tf.zeros_like(component) if _is_summed(variable) else value)
+
+
 def _home(variable):
     """The strategy of a variable, `None` for a plain one."""
     return getattr(variable._value, "_distribute_strategy", None)

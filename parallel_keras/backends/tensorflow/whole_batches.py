@@ -24,8 +24,7 @@ class WholeBatches(Lowering):
 
     Attributes:
         probed: Bool. Whether the user's own code has been probed.
-        averaged: Frozenset of the ids of the metric variables that count with the
-            share of the rows, as the probe has found them.
+        findings: `probe.Findings`, as far as they are known.
         for_any_size: Bool. Whether steps are traced for batches of any number of rows,
             even where all are known to have the same.
     """
@@ -33,7 +32,7 @@ class WholeBatches(Lowering):
     def __init__(self, model, strategy):
         super().__init__(model, strategy)
         self.probed = False
-        self.averaged: frozenset = frozenset()
+        self.findings = probing.Findings()
         self.for_any_size = False
         self._made: dict = {}  # by kind: the compiled functions, by what the probe found
 
@@ -59,6 +58,7 @@ class WholeBatches(Lowering):
     def make_function(self, kind):
         # What is compiled may have changed since the last one was made.
         self.probed = False
+        self.findings = probing.known(self.model)
         self._made[kind] = {}
         look = _Look(self, kind)
 
@@ -96,9 +96,9 @@ class WholeBatches(Lowering):
         # A step is traced with what the probe has found: one that was traced
         # for a batch too small to probe does not know it.
         made = self._made[kind]
-        if self.averaged not in made:
-            made[self.averaged] = self._compile(self.step(kind))
-        return made[self.averaged]
+        if self.findings not in made:
+            made[self.findings] = self._compile(self.step(kind))
+        return made[self.findings]
 
     def _compile(self, step):
         """The step on a batch at hand, and on the next one of an iterator."""
@@ -168,8 +168,7 @@ class _Look:
         self._build(data)
         if self.kind == "predict" or lowering.probed or not probing.is_enough(leaves[0].shape[0]):
             return data
-        if probing.needs_probe(self.model):
-            lowering.averaged = frozenset(probing.probe(self.model, lowering.strategy, *data))
+        lowering.findings = probing.probe(self.model, lowering.strategy, *data)
         lowering.probed = True
         return data
 

@@ -31,6 +31,7 @@ from parallel_keras.backends.torch.metrics import CallerMetrics, metric_variable
 from parallel_keras.backends.torch.replica import Replica, fold_accumulators
 from parallel_keras.backends.torch.shipment import Shipment
 from parallel_keras.backends.torch.structures import fill, leaves
+from parallel_keras.backends.torch.whole_loss import refuse_other_rows
 from parallel_keras.timeline import Event
 
 _keys = itertools.count()
@@ -51,7 +52,8 @@ class Lowering(lowering.Lowering):
         self._staged: dict = {}  # by the id of a batch that is to come
         self._ahead = itertools.count()
         self._lookahead: Lookahead | None = None
-        self.averaged: tuple | None = None  # numbers of metric variables, once probed
+        self.findings = probing.Findings()
+        self.averaged: tuple = ()  # numbers of metric variables
         self._parts: list = []  # accumulators, where the workers hold the rest of each
 
     def attach(self):
@@ -176,14 +178,21 @@ class Lowering(lowering.Lowering):
             layouts = self._write(number % memory.SLOTS, data, total)
         counts = batch.row_counts(total, self.world_size)
         self._send(number, kind, data, layouts, counts)
-        own = batches.take(data, slice(0, counts[0]))
+        own = self._own(data, slice(0, counts[0]))
         if kind == "predict":
             return self._predict(number, own, counts)
         return self._compute(kind, number, own, counts, total)
 
+    def _own(self, data, rows):
+        """What rank 0 needs of a batch: its rows, and all targets for a loss of the batch."""
+        x, *targets = data
+        if not self.findings.of_the_batch:
+            targets = batches.take(targets, rows)
+        return (batches.take(x, rows), *targets)
+
     def _send(self, number, kind, data, layouts, counts):
         structure = tree.map_structure(lambda leaf: leaf is not None, data)
-        changes = self.ship.changes(self.averaged)
+        changes = self.ship.changes((self.averaged, bool(self.findings.of_the_batch)))
         for rank, layout in enumerate(layouts, start=1):
             work = (structure, layout, counts[rank], sum(counts), counts[-1] > 0)
             self.pool.send(rank, ("step", self.key, number, kind, work, changes))
@@ -192,7 +201,8 @@ class Lowering(lowering.Lowering):
     def _compute(self, kind, number, own, counts, total):
         metrics, replica = self.ship.metrics, self.ship.replica
         own = shipping.to_device(own, self.device)
-        before = metrics.before(self.averaged or ())
+        before = metrics.before(self.averaged)
+        replica.of_the_batch = bool(self.findings.of_the_batch)
         if kind == "train":
             self._go_on_with_own_parts()
             replica.train(own, counts[0], total, counts[-1] > 0, self._fetch_next)
@@ -201,7 +211,7 @@ class Lowering(lowering.Lowering):
         else:
             replica.laps.interrupt()
             with torch.no_grad():
-                replica.test(own, counts[0])
+                replica.test(own, counts[0], total)
         metrics.weigh(before, counts[0] / total)
         metrics.add(self.pool.wait_published(number))
         self.ship.forwarder.taken()
@@ -218,14 +228,7 @@ class Lowering(lowering.Lowering):
             if counts[rank]:
                 _, _, layout = self.pool.receive(rank)
                 parts.append(self.pool.outbound(rank).read(layout))
-        for leaf in parts[0]:
-            if leaf.ndim == 0 or leaf.shape[0] != counts[0]:
-                capabilities.check(
-                    "row_output",
-                    self.strategy,
-                    "torch",
-                    f"an output of shape {tuple(leaf.shape)} for {counts[0]} rows",
-                )
+        refuse_other_rows(parts[0], counts[0], self.strategy)
         whole = [
             torch.cat([leaf.to(parts[0][index].device) for leaf in pieces])
             for index, pieces in enumerate(zip(*parts, strict=True))
@@ -237,11 +240,11 @@ class Lowering(lowering.Lowering):
         """Before the first step: do the user's own losses and metrics add up?"""
         if self.ship.probed or kind == "predict" or not probing.is_enough(total):
             return
-        if probing.needs_probe(self.model):
-            x, y, sample_weight = shipping.to_device(data, self.device)
-            rules = probing.probe(self.model, self.strategy, x, y, sample_weight)
-            numbers = [i for i, v in enumerate(metric_variables(self.model)) if id(v) in rules]
-            self.averaged = tuple(numbers)
+        found = probing.probe(self.model, self.strategy, *shipping.to_device(data, self.device))
+        variables = enumerate(metric_variables(self.model))
+        self.averaged = tuple(number for number, v in variables if id(v) in found.averaged)
+        self.findings = found
+        self.note(found.described())
         self.ship.probed = True
 
     def events(self):

@@ -44,6 +44,7 @@ class WorkerMetrics:
                 zip(self.tensors, self.reset_values, strict=True)
             ):
                 part = (tensor.double() - value.double()).reshape(-1)
+                part[(tensor == value).reshape(-1)] = 0.0  # infinity too
                 parts.append(part * share if number in averaged else part)
         return torch.cat(parts).cpu().numpy() if parts else None
 

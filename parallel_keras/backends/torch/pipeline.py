@@ -35,6 +35,7 @@ from parallel_keras.backends.torch.shipment import Shipment
 from parallel_keras.backends.torch.stage import StageRank
 from parallel_keras.backends.torch.stage_homes import Homes
 from parallel_keras.backends.torch.structures import leaves
+from parallel_keras.backends.torch.whole_loss import loss_of_outputs, update_metrics
 from parallel_keras.errors import WorkerError
 from parallel_keras.timeline import Event
 
@@ -193,16 +194,10 @@ class Lowering(Pipelined):
         """Loss and metrics of the whole batch, as Keras computes them on one device."""
         outputs, of_workers = self._result(number)
         y_pred = cut.graph.pack(outputs)
-        _, y, sample_weight = data
         with torch.no_grad():
-            loss = torch.tensor(added + of_workers, device=self.device)
-            compiled = keras_internals.compile_loss_of(self.model)
-            if compiled is not None:
-                loss = loss + compiled(y, y_pred, sample_weight)
-            keras_internals.loss_tracker(self.model).update_state(loss, sample_weight=total)
-            metrics = keras_internals.compile_metrics_of(self.model)
-            if metrics is not None:
-                metrics.update_state(y, y_pred, sample_weight)
+            losses, _ = loss_of_outputs(self.model, data[1:], y_pred, outputs)
+            loss = sum(losses, start=torch.tensor(added + of_workers, device=self.device))
+            update_metrics(self.model, data[1:], y_pred, loss, total)
 
     def _probe(self, kind, data, total):
         """Before the first step: do the user's own losses and layers add up?"""

@@ -6,14 +6,13 @@ is what this rank's rows added, for the caller to sum.
 """
 
 import torch
-from keras import tree
 
 from parallel_keras import keras_internals
 from parallel_keras.backends.torch.gradients import GradientReducer
 from parallel_keras.backends.torch.laps import Laps
 from parallel_keras.backends.torch.state import StateAverager
-from parallel_keras.capabilities import check
-from parallel_keras.strategies import DataParallel
+from parallel_keras.backends.torch.structures import leaves
+from parallel_keras.backends.torch.whole_loss import WholeLoss, backward, update_metrics
 
 
 class Replica:
@@ -27,6 +26,10 @@ class Replica:
         device: This rank's `torch.device`.
         has_user_layers: Bool. Whether some layer's `call` is not Keras's own,
             and so may leave other weights out from step to step.
+
+    Attributes:
+        of_the_batch: Bool. Whether loss and metrics are computed on the whole batch, by
+            rank 0. The data of its steps then hold its own rows of x only, and all others.
     """
 
     def __init__(self, model, rank, world_size, group, device, has_user_layers):
@@ -34,6 +37,8 @@ class Replica:
         self.rank = rank
         self.reducer = GradientReducer(rank, world_size, group, dynamic=has_user_layers)
         self.averager = StateAverager(model, group, dynamic=has_user_layers)
+        self.whole_loss = WholeLoss(model, rank, world_size, group, device)
+        self.of_the_batch = False
         self.laps = Laps(device)
         self.trainable = None
         self.refresh()
@@ -64,22 +69,15 @@ class Replica:
         for parameter in self.reducer.parameters:
             parameter.grad = None
         self.averager.begin()
-        if rows:
-            overlapped = all_have_rows and accumulator is None
-            loss, y_pred = self.reducer.forward(data, overlapped)
-            work = self.averager.start(share)
-            with torch.no_grad():
-                self._update_metrics(data, y_pred, loss, rows)
-            publish()
-            if self.trainable:
-                scaled = optimizer.scale_loss(loss)
-                self.reducer.backward(scaled, share, overlapped, self._computed)
-            else:
-                self._computed()
-        else:
+        overlapped = all_have_rows and accumulator is None and not self.of_the_batch
+        if not rows:
             publish()
             self._computed()
-            overlapped, work = False, self.averager.start(0.0)
+            work = self.averager.start(0.0)
+        elif self.of_the_batch:
+            work = self._train_of_the_batch(data, share, total, publish)
+        else:
+            work = self._train_by_rows(data, rows, share, overlapped, publish)
         with torch.no_grad():
             if self.trainable:
                 self._apply(optimizer, accumulator, overlapped)
@@ -87,16 +85,53 @@ class Replica:
         self.laps.lap("update")
         self.laps.end()
 
+    def _train_by_rows(self, data, rows, share, overlapped, publish):
+        loss, y_pred = self.reducer.forward(data, overlapped)
+        work = self.averager.start(share)
+        with torch.no_grad():
+            update_metrics(self.model, data[1:], y_pred, loss.detach(), rows)
+        publish()
+        if self.trainable:
+            scaled = self.model.optimizer.scale_loss(loss)
+            self.reducer.backward(scaled, share, overlapped, self._computed)
+        else:
+            self._computed()
+        return work
+
+    def _train_of_the_batch(self, data, share, total, publish):
+        """The gradients of the compiled loss add up; what a forward pass adds has its share."""
+        x, *targets = data
+        y_pred, added = self._outputs(x, training=True)
+        work = self.averager.start(share)
+        publish()
+        differentiate = bool(self.trainable)
+        gradients = self.whole_loss.compute(y_pred, added, targets, total, differentiate)
+        if differentiate:
+            scaled = self.model.optimizer.scale_loss(added) * share
+            backward([(scaled, None), *zip(leaves(y_pred), gradients, strict=True)])
+        self._computed()
+        return work
+
     def _computed(self):
         self.laps.lap("compute")
 
     def _forward(self, x, y, sample_weight):
         """Loss and outputs on this rank's rows; what DDP wraps."""
-        model = self.model
-        y_pred = model(x, training=True) if keras_internals.call_has_training(model) else model(x)
-        refuse_mask(y_pred)
-        loss = keras_internals.compute_loss(model, x, y, y_pred, sample_weight, training=True)
+        y_pred = self._call(x, training=True)
+        loss = keras_internals.compute_loss(self.model, x, y, y_pred, sample_weight, training=True)
         return loss, y_pred
+
+    def _outputs(self, x, training):
+        """Outputs for this rank's rows, and what the forward pass adds to the loss."""
+        y_pred = self._call(x, training)
+        added = keras_internals.added_losses(self.model)
+        nothing = torch.zeros((), device=leaves(y_pred)[0].device)
+        return y_pred, sum(added, start=nothing)
+
+    def _call(self, x, training):
+        if keras_internals.call_has_training(self.model):
+            return self.model(x, training=training)
+        return self.model(x)
 
     def _apply(self, optimizer, accumulator, overlapped):
         if accumulator is None:
@@ -114,28 +149,24 @@ class Replica:
 
     # ---- test and predict ----
 
-    def test(self, data, rows):
+    def test(self, data, rows, total):
         """One evaluation step on this rank's rows."""
         if not rows:
             return
-        x, y, sample_weight = data
+        x, *targets = data
+        if self.of_the_batch:
+            y_pred, added = self._outputs(x, training=False)
+            self.whole_loss.compute(y_pred, added, targets, total, differentiate=False)
+            return
         y_pred = self.predict(x)
-        refuse_mask(y_pred)
-        loss = keras_internals.compute_loss(self.model, x, y, y_pred, sample_weight, training=False)
-        self._update_metrics(data, y_pred, loss, rows)
+        loss = keras_internals.compute_loss(
+            self.model, x, targets[0], y_pred, targets[1], training=False
+        )
+        update_metrics(self.model, targets, y_pred, loss, rows)
 
     def predict(self, x):
         """Outputs for this rank's rows."""
-        if keras_internals.call_has_training(self.model):
-            return self.model(x, training=False)
-        return self.model(x)
-
-    def _update_metrics(self, data, y_pred, loss, rows):
-        _, y, sample_weight = data
-        keras_internals.loss_tracker(self.model).update_state(loss.detach(), sample_weight=rows)
-        metrics = keras_internals.compile_metrics_of(self.model)
-        if metrics is not None:
-            metrics.update_state(y, y_pred, sample_weight)
+        return self._call(x, training=False)
 
 
 class _Accumulator:
@@ -175,12 +206,6 @@ class _Accumulator:
 
     def clear(self):
         torch._foreach_zero_(self.tensors())
-
-
-def refuse_mask(y_pred):
-    """A loss would average over unmasked steps, whose number differs by rank."""
-    if any(keras_internals.keras_mask(leaf) is not None for leaf in tree.flatten(y_pred)):
-        check("masked_loss", DataParallel(), "torch", "an output with a Keras mask")
 
 
 def forget_accumulated(optimizer):

@@ -118,7 +118,7 @@ class _Served:
         self.model.eval()
         with torch.no_grad():
             if kind == "test":
-                self.replica.test(data, rows)
+                self.replica.test(data, rows, total)
                 publish()
             elif rows:
                 outputs = leaves(self.replica.predict(data[0]))
@@ -130,14 +130,14 @@ class _Served:
 
     def take_over(self, changes):
         """Make the caller's changes since the last step."""
-        numbers, attributes, flags, averaged, seed = changes
+        numbers, attributes, flags, news, seed = changes
         if seed is not None:  # a call of fit or the like begins
             self.replica.laps.interrupt()
             configuration.seed_everything(seed + self.context.rank)
         if forwarding.apply(self.model, self.variables, attributes, flags):
             self.replica.refresh()
-        if averaged is not None:
-            self.averaged = averaged
+        if news is not None:
+            self.averaged, self.replica.of_the_batch = news
         if numbers:
             rank = self.context.rank
             forwarding.send_values(self.variables, numbers, self.context.group)

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from parallel_keras import batch, keras_internals, schedule
 from parallel_keras.backends.torch.stage_optimizer import StageOptimizer
 from parallel_keras.backends.torch.stage_state import StageState
+from parallel_keras.backends.torch.whole_loss import backward, loss_of_outputs, together
 from parallel_keras.stages import BATCH
 
 
@@ -276,7 +277,7 @@ class _Run:
 
     def outputs(self):
         """On the last rank: the model's outputs for the whole batch, flat; else `None`."""
-        return [_together(parts) for parts in zip(*self._finished, strict=True)] or None
+        return [together(parts) for parts in zip(*self._finished, strict=True)] or None
 
     # ---- backward ----
 
@@ -301,9 +302,7 @@ class _Run:
                     )
                 else:
                     pairs += zip(outputs, self._parts_of_whole(microbatch), strict=True)
-            pairs = [(t, g) for t, g in pairs if t.requires_grad and not (t.ndim and g is None)]
-            if pairs:
-                torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+            backward(pairs)
         for source, numbers in self._sources.items():
             if source != BATCH:
                 self.channel.send(source, [_gradient(taken[number]) for number in numbers])
@@ -317,16 +316,10 @@ class _Run:
         """The gradient of the whole batch's loss, for one micro-batch's outputs."""
         if self._loss_gradients is None:
             whole = self.outputs()
-            for output in whole:
-                if output.is_floating_point():
-                    output.requires_grad_()
-            with torch.enable_grad():
-                loss = self.scale(
-                    self._loss(self.y, self.staged.graph.pack(whole), self.sample_weight)
-                )
-            floats = [output for output in whole if output.requires_grad]
-            found = iter(torch.autograd.grad(loss, floats, allow_unused=True))
-            self._loss_gradients = [next(found) if o.requires_grad else None for o in whole]
+            y_pred, targets = self.staged.graph.pack(whole), (self.y, self.sample_weight)
+            _, self._loss_gradients = loss_of_outputs(
+                self.rank.model, targets, y_pred, whole, self.scale
+            )
         rows = self.rows[microbatch]
         return [None if g is None else g[rows] for g in self._loss_gradients]
 
@@ -396,12 +389,3 @@ def _detached(tensor):
     if mask is not None:
         keras_internals.set_keras_mask(tensor, mask)
     return tensor
-
-
-def _together(parts):
-    """The parts of an output in one tensor, and their masks in one."""
-    whole = torch.cat([part.detach() for part in parts])
-    masks = [keras_internals.keras_mask(part) for part in parts]
-    if masks[0] is not None:
-        keras_internals.set_keras_mask(whole, torch.cat(masks))
-    return whole

@@ -1,5 +1,6 @@
 """Graphs that are hard to cut into the stages of a pipeline."""
 
+import models
 import numpy as np
 import rows
 import stage_models
@@ -20,15 +21,6 @@ def _ends():
 def _without_other():
     data = rows.classes()
     return {"x": {"x": data["x"], "other": None}, "y": data["y"]}
-
-
-def _padded():
-    """Sentences of very different lengths: some parts of a batch count many words, some few."""
-    data = rows.tokens()
-    rng = np.random.default_rng(13)
-    lengths = rng.integers(1, 6, len(data["x"]))
-    x = np.where(np.arange(5) < lengths[:, None], data["x"] % 10 + 1, 0)
-    return {"x": x, "y": rng.integers(0, 3, x.shape)}
 
 
 TRACED: set = set()
@@ -55,7 +47,7 @@ CASES = [
         ),
     ),
     case("whole_numbers", stage_models.whole_numbers),
-    case("masked_loss", stage_models.masked_steps, _padded),
+    case("masked_loss", models.masked_steps, rows.padded),
     case("tied_weights", stage_models.tied, rows.tokens, compiled(adam)),
     case("shared_layer", stage_models.shared, compile=compiled(adam)),
     case("nested_models", stage_models.nested),

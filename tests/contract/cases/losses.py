@@ -25,6 +25,53 @@ class RowsLoss(losses.Loss):
         return ops.sum(ops.square(y_true - y_pred), axis=-1) * 0.5
 
 
+# ---- losses of the whole batch ----
+
+
+def contrastive(y_true, y_pred):
+    """Compares the rows of a batch with each other."""
+    similarity = ops.matmul(y_pred, ops.transpose(y_pred))
+    return ops.mean(ops.square(similarity - ops.matmul(y_true, ops.transpose(y_true))))
+
+
+def root(y_true, y_pred):
+    """A mean under a root: the root of means is not the mean of roots."""
+    return ops.sqrt(ops.mean(ops.square(y_true - y_pred)))
+
+
+def total(y_true, y_pred):
+    """A sum over the batch."""
+    return 0.1 * ops.sum(ops.square(y_true - y_pred))
+
+
+def correlation(y_true, y_pred):
+    """How far the outputs of a batch are from going up and down with the targets."""
+    x, y = (t - ops.mean(t, axis=0) for t in (y_true, y_pred))
+    norm = ops.sqrt(ops.sum(x * x) * ops.sum(y * y) + 1e-3)
+    return 1.0 - ops.sum(x * y) / norm
+
+
+def reduced(reduction, make=losses.SparseCategoricalCrossentropy, **rest):
+    """Arguments of `compile` with a loss of this reduction."""
+    return compiled(adam, loss=lambda: make(reduction=reduction), **rest)
+
+
+def steady_adam():
+    """Its epsilon keeps it from making much of the rounding of a gradient near zero."""
+    return adam(1e-3)
+
+
+def of_the_batch(name, optimizer=steady_adam, data=None, model=None, loss=contrastive, **rest):
+    """A loss that compares rows, together with something else."""
+    return case(
+        f"loss_{name}",
+        model or three_regressors,
+        data or three_targets,
+        compiled(optimizer, loss=loss, metrics=("mae", "mse")),
+        **rest,
+    )
+
+
 def regression(name, loss, metrics=("mae",), model=models.regressor, data=rows.regression, **rest):
     return case(name, model, data, compiled(loss=loss, metrics=metrics), **rest)
 
@@ -57,6 +104,9 @@ TRACED = {
     "loss_weights_dict",
     "regularizers",
     "add_loss",
+    "loss_masked_weighted",
+    "loss_of_one_output",
+    "loss_contrastive_penalized",
 }
 
 CASES = [
@@ -140,6 +190,73 @@ CASES = [
     keras_loss("Hinge", models.signs, rows.signs, **LONG),
     keras_loss("SquaredHinge", models.signs, rows.signs, **LONG),
     keras_loss("CTC", lambda: models.steps(), lambda: rows.labels_of_steps()),
+    # These need the whole batch.
+    keras_loss("Dice", lambda: models.sigmoid(3), lambda: rows.binary(outputs=3), adam),
+    keras_loss("Tversky", lambda: models.sigmoid(3), lambda: rows.binary(outputs=3), adam, **LONG),
+    keras_loss("Circle", lambda: models.embeddings(), rows.classes, adam),
+    case("loss_sum", compile=reduced("sum"), quick=(2, 3)),
+    case(
+        "loss_mean_of_weights",
+        data=lambda: rows.weighted(rows.classes()),
+        compile=reduced("mean_with_sample_weight", weighted_metrics=["accuracy"]),
+        quick=(2, 3),
+    ),
+    case(
+        "loss_mean_of_class_weights",
+        data=lambda: rows.with_weighted_validation(rows.classes()),
+        compile=reduced("mean_with_sample_weight"),
+        fit={"class_weight": {0: 0.3, 1: 2.0, 2: 1.0}},
+    ),
+    case("loss_vector", compile=reduced(None), backend="tensorflow"),
+    case("loss_masked", models.masked_steps, rows.padded, quick=(2, 3)),
+    case("loss_masked_weighted", models.masked_steps, rows.weighted_padded, quick=(2, 3)),
+    case(
+        "loss_masked_accumulation",
+        models.masked_steps,
+        rows.padded,
+        compiled(
+            lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=3, global_clipnorm=0.05)
+        ),
+    ),
+    case(
+        "loss_ignore_class",
+        compile=compiled(
+            loss=lambda: losses.SparseCategoricalCrossentropy(ignore_class=1), metrics=()
+        ),
+    ),
+    case(
+        "loss_of_one_output",
+        models.two_outputs,
+        rows.two_outputs_weighted,
+        compiled(
+            adam,
+            loss=lambda: {
+                "label": "sparse_categorical_crossentropy",
+                "amount": losses.MeanSquaredError(reduction="sum"),
+            },
+            loss_weights={"label": 0.7, "amount": 2.0},
+            metrics={"label": ["accuracy"], "amount": ["mae"]},
+        ),
+        quick=(2, 3),
+    ),
+    of_the_batch("contrastive", quick=(2, 3)),
+    of_the_batch("root", loss=root),
+    of_the_batch("total", loss=total),
+    of_the_batch("correlation", loss=correlation),
+    of_the_batch("contrastive_penalized", model=models.penalized_regressor, quick=(2, 3)),
+    of_the_batch(
+        "contrastive_accumulation",
+        lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=3),
+        model=models.penalized_regressor,
+    ),
+    of_the_batch("contrastive_clipped", lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.05)),
+    of_the_batch(
+        "contrastive_scaled",
+        lambda: keras.optimizers.LossScaleOptimizer(steady_adam(), dynamic_growth_steps=3),
+        model=models.penalized_regressor,
+    ),
+    of_the_batch("contrastive_validation", data=lambda: rows.with_validation(three_targets())),
+    of_the_batch("contrastive_two_rows", fit={"batch_size": 2, "epochs": 1}),
 ]
 
 # A lambda is the case: it has no name of its own to send to a worker.

@@ -109,6 +109,67 @@ class SumOfErrors(metrics.Metric):
         return self.total / ops.cast(ops.maximum(self.count, 1), "float32")
 
 
+class Largest(metrics.Metric):
+    """Its state is a maximum, and a minimum."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.largest = self.add_variable((), "zeros", name="largest")
+        self.smallest = self.add_variable((), "zeros", name="smallest")
+        self.reset_state()
+
+    def reset_state(self):
+        self.largest.assign(0.0)
+        self.smallest.assign(float("inf"))
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        errors = ops.abs(y_true - y_pred)
+        self.largest.assign(ops.maximum(self.largest, ops.max(errors)))
+        self.smallest.assign(ops.minimum(self.smallest, ops.min(errors)))
+
+    def result(self):
+        return self.largest - self.smallest
+
+
+class Latest(metrics.Metric):
+    """Its state is what the last four batches had, in whole numbers and others."""
+
+    def __init__(self):
+        super().__init__(name="latest")
+        self.errors = self.add_variable((4,), "zeros", name="errors")
+        self.rows = self.add_variable((), "zeros", dtype="int32", name="rows")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        error = ops.mean(ops.abs(y_true - y_pred))
+        self.errors.assign(ops.concatenate([self.errors[1:], ops.reshape(error, (1,))]))
+        self.rows.assign(ops.shape(y_pred)[0])
+
+    def result(self):
+        return ops.max(self.errors) + ops.cast(self.rows, "float32")
+
+
+class Listed(metrics.Metric):
+    """Its state is a list, as of a metric around a library."""
+
+    def __init__(self):
+        super().__init__(name="listed")
+        self.errors = []
+
+    def reset_state(self):
+        self.errors = []
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.errors.append(ops.reshape(ops.abs(y_true - y_pred), (-1,)))
+
+    def result(self):
+        return ops.median(ops.concatenate(self.errors)) if self.errors else ops.zeros(())
+
+
+def root_metric(y_true, y_pred):
+    """A metric function that is no mean over the rows."""
+    return ops.sqrt(ops.mean(ops.square(y_true - y_pred)))
+
+
 def made(classes):
     return lambda: [make(name=name) for name, make in classes.items()]
 
@@ -130,6 +191,7 @@ TRACED = {
     "metrics_categorical",
     "metric_functions",
     "metric_class",
+    "metrics_of_the_batch",
 }
 
 CASES = [
@@ -212,5 +274,34 @@ CASES = [
         three(models.regressor),
         three(rows.regression),
         compiled(loss="mse", metrics=lambda: [SumOfErrors()]),
+    ),
+    case(
+        "metrics_of_the_batch",
+        three(models.regressor),
+        lambda: rows.with_validation(rows.regression(outputs=3)),
+        compiled(loss="mse", metrics=lambda: [Largest(), Latest(), root_metric, "mae"]),
+        quick=(2, 3),
+    ),
+    case(
+        "metric_list",
+        three(models.regressor),
+        three(rows.regression),
+        compiled(loss="mse", metrics=lambda: [Listed()]),
+        quick=(2, 3),
+        backend="torch",
+    ),
+    case(
+        "metrics_masked",
+        models.masked_steps,
+        rows.weighted_padded,
+        compiled(
+            metrics=made({"plain": metrics.SparseCategoricalAccuracy}),
+            weighted_metrics=made(
+                {
+                    "accuracy": metrics.SparseCategoricalAccuracy,
+                    "crossentropy": metrics.SparseCategoricalCrossentropy,
+                }
+            ),
+        ),
     ),
 ]
