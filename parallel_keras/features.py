@@ -126,15 +126,15 @@ def keeps_rows_apart(layer):
     ):
         return False
     functions = (f for name, f in vars(layer).items() if name.endswith("activation"))
-    return all(is_keras(f) for f in functions if f is not None) and not _may_be_over_rows(layer)
+    of_keras = all(is_keras(f) for f in functions if f is not None)
+    return of_keras and not may_be_over_rows(getattr(layer, "axis", None))
 
 
 _BY_ROWS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
-def _may_be_over_rows(layer):
-    """Whether it works along an axis that may be that of the rows."""
-    axes = getattr(layer, "axis", None)
+def may_be_over_rows(axes):
+    """Whether an axis, or one of some, may be that of the rows."""
     axes = axes if isinstance(axes, (list, tuple)) else [axes]
     return any(isinstance(axis, int) and (axis == 0 or axis < -1) for axis in axes)
 

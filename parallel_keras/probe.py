@@ -120,7 +120,13 @@ def _is_known_loss(loss):
         loss = keras.losses.get(loss)
     function = getattr(loss, "fn", loss)
     names = {type(loss).__name__, getattr(function, "__name__", "")}
-    return features.is_keras(loss) and features.is_keras(function) and not names & {*_BATCH_LOSSES}
+    of_keras = features.is_keras(loss) and features.is_keras(function)
+    return of_keras and not names & {*_BATCH_LOSSES} and not _is_over_rows(loss)
+
+
+def _is_over_rows(thing):
+    """Whether a loss or a metric around a function has it work along the rows."""
+    return features.may_be_over_rows(getattr(thing, "_fn_kwargs", {}).get("axis"))
 
 
 def _unknown_metrics(model):
@@ -136,7 +142,8 @@ def _is_known_metric(metric):
     # A Keras metric class around a function: a loss object as a metric has
     # reduced over its rows already, so only plain Keras functions are known.
     known = features.is_keras(function) and hasattr(function, "__code__")
-    return features.is_keras(metric) and known and function.__name__ not in _BATCH_LOSSES
+    known = known and function.__name__ not in _BATCH_LOSSES and not _is_over_rows(metric)
+    return features.is_keras(metric) and known
 
 
 def _unknown_layers(model):

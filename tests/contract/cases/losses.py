@@ -241,6 +241,7 @@ CASES = [
     ),
     of_the_batch("contrastive", quick=(2, 3)),
     of_the_batch("root", loss=root),
+    of_the_batch("along_the_rows", loss=lambda: losses.CosineSimilarity(axis=0)),
     of_the_batch("total", loss=total),
     of_the_batch("correlation", loss=correlation),
     of_the_batch("contrastive_penalized", model=models.penalized_regressor, quick=(2, 3)),
