@@ -46,8 +46,11 @@ class Lowering(WholeBatches):
             self.attach()
 
     def step(self, kind):
-        self.note(self.findings.described())
         return getattr(_Steps(self), kind)
+
+    def found(self, findings):
+        super().found(findings)
+        self.note(findings.described())
 
     def building(self):
         return self.mirrored.scope()

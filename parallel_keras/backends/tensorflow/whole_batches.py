@@ -46,6 +46,10 @@ class WholeBatches(Lowering):
         """A scope in which variables are made where they belong."""
         return contextlib.nullcontext()
 
+    def found(self, findings):
+        """How losses and metrics come together is known."""
+        self.findings = findings
+
     def will_run_on(self, x):
         """Called before a step is traced, with the inputs or their specs."""
 
@@ -58,7 +62,7 @@ class WholeBatches(Lowering):
     def make_function(self, kind):
         # What is compiled may have changed since the last one was made.
         self.probed = False
-        self.findings = probing.known(self.model)
+        self.found(probing.known(self.model))
         self._made[kind] = {}
         look = _Look(self, kind)
 
@@ -166,10 +170,14 @@ class _Look:
         leaves = [leaf for leaf in tree.flatten(data) if leaf is not None]
         total_rows(data, lowering.strategy)  # refuses what cannot be cut
         self._build(data)
-        if self.kind == "predict" or lowering.probed or not probing.is_enough(leaves[0].shape[0]):
+        if self.kind == "predict" or lowering.probed:
             return data
-        lowering.findings = probing.probe(self.model, lowering.strategy, *data)
-        lowering.probed = True
+        if probing.is_enough(leaves[0].shape[0]):
+            lowering.found(probing.probe(self.model, lowering.strategy, *data))
+            lowering.probed = True
+        elif probing.needs_probe(self.model):
+            # Right for whatever a probe may find.
+            lowering.findings = probing.Findings(of_the_batch="what is not known yet")
         return data
 
     def _build(self, data):

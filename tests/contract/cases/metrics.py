@@ -123,7 +123,7 @@ class Largest(metrics.Metric):
         self.smallest.assign(float("inf"))
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        errors = ops.abs(y_true - y_pred)
+        errors = ops.abs(ops.subtract(y_true, y_pred))
         self.largest.assign(ops.maximum(self.largest, ops.max(errors)))
         self.smallest.assign(ops.minimum(self.smallest, ops.min(errors)))
 
