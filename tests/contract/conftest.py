@@ -10,6 +10,22 @@ if not BACKEND:
     collect_ignore_glob = ["test_*.py"]
 
 
+def pytest_sessionfinish(session):
+    """A process of pytest-xdist hands its lines to the one that prints them."""
+    output = getattr(session.config, "workeroutput", None)
+    if BACKEND and output is not None:
+        import harness
+
+        output["table"] = harness.TABLE
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    import harness
+
+    harness.TABLE += [tuple(row) for row in getattr(node, "workeroutput", {}).get("table", ())]
+
+
 def pytest_terminal_summary(terminalreporter):
     if not BACKEND:
         terminalreporter.write_line(

@@ -276,7 +276,7 @@ def compare(name, strategy, expected, received, tolerance=TOLERANCE, loose=()):
         difference = _difference(value, other)
         if difference > largest or not where:
             largest, where = difference, path
-    TABLE.append((name, strategy, largest, where, tolerance))
+    TABLE.append((name, str(strategy), largest, where, tolerance))
     print(_line(*TABLE[-1]))
     assert largest <= tolerance, _report(expected, received, tolerance, loose)
     return largest
