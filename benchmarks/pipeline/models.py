@@ -6,26 +6,30 @@ import keras
 import numpy as np
 from keras import layers
 
-# A step's computation on one device, in seconds: a third of it forward, the rest backward.
-SLEEP = 0.2
+# How long a stage sleeps in a step, in seconds: a third of it forward, the rest backward.
+SLEEP = {"sleep": 0.4, "nap": 0.2}
 # Layers of each stage and their width, and the rows of a batch, by backend.
 HEAVY = {"torch": (4, 512, 2048), "tensorflow": (4, 1024, 512)}
 # Wide layers first: half of the layers is not half of the work.
 UNEVEN = (1024, 1024, 256, 256, 256, 256, 256, 256)
-BATCH = {"sleep2": 64, "sleep4": 64, "uneven": 1024}
+BATCH = {"sleep": 64, "nap": 64, "uneven": 1024}
 
 
 def batch_size(name):
-    return HEAVY[keras.backend.backend()][2] if name == "heavy" else BATCH[name]
+    return HEAVY[keras.backend.backend()][2] if name == "heavy" else BATCH[name.rstrip("24")]
 
 
 def make(name):
-    if name.startswith("sleep"):
-        return sleeping(int(name[-1]))
+    if sleeps(name):
+        return sleeping(SLEEP[name[:-1]], int(name[-1]))
     if name == "heavy":
         count, units, _ = HEAVY[keras.backend.backend()]
         return dense([units] * (2 * count))
     return dense(UNEVEN)
+
+
+def sleeps(name):
+    return name[:-1] in SLEEP
 
 
 def dense(widths):
@@ -38,8 +42,11 @@ def dense(widths):
     )
 
 
-def loss():
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+def compile_arguments(name):
+    if sleeps(name):
+        return {"optimizer": "adam", "loss": "mse"}
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return {"optimizer": "adam", "loss": loss, "metrics": ["accuracy"]}
 
 
 def data(name, steps):
@@ -48,6 +55,8 @@ def data(name, steps):
     rows = batch_size(name) * steps
     width = make(name).input_shape[-1]
     x = rng.random((rows, width), dtype="float32")
+    if sleeps(name):
+        return x, x
     return x, rng.integers(0, 10, rows).astype("int64")
 
 
@@ -55,7 +64,7 @@ def data(name, steps):
 
 
 class Sleep(layers.Layer):
-    """Takes a time that its rows have of a batch's, forward and backward; computes nothing.
+    """Takes a time that its rows have of a batch's, forward and backward; computes a product.
 
     Args:
         seconds: Float, for a whole batch in both directions.
@@ -67,7 +76,11 @@ class Sleep(layers.Layer):
         self.seconds = seconds
         self.rows = rows
 
+    def build(self, shape):
+        self.factor = self.add_weight(shape=(shape[-1],), initializer="ones", name="factor")
+
     def call(self, x):
+        x = x * self.factor
         if keras.backend.backend() == "torch":
             return self._torch(x)
         return self._tensorflow(x)
@@ -115,10 +128,7 @@ def _sleeping_function():
     return Function.apply
 
 
-def sleeping(stages):
-    """A small dense layer and a long sleep for each stage."""
-    x = y = keras.Input((8,))
-    for _ in range(stages):
-        y = layers.Dense(8)(y)
-        y = Sleep(SLEEP / stages, BATCH[f"sleep{stages}"])(y)
-    return keras.Model(x, layers.Dense(10)(y))
+def sleeping(seconds, stages):
+    """Equal stages of one layer."""
+    naps = (Sleep(seconds, BATCH["sleep"]) for _ in range(stages))
+    return keras.Sequential([keras.Input((8,)), *naps])

@@ -15,7 +15,7 @@ sys.path.append(str(pathlib.Path(__file__).parents[1]))
 import compare
 
 BACKENDS = ("tensorflow", "torch")
-SLEEP_MS = 200.0  # models.SLEEP
+SLEEP_MS = {"sleep": 400.0, "nap": 200.0}  # models.SLEEP
 COUNTS = (2, 4, 8, 16)
 
 
@@ -31,9 +31,10 @@ def ideal(stages, microbatches):
 def sleeping(backend, options):
     """Stages that sleep: what a step takes above the ideal."""
     rows = []
-    for model, stages in (("sleep2", 2), ("sleep4", 4)):
-        results = compare.measure(backend, command, ["pipeline_8"], {model: 24}, options)
-        best = SLEEP_MS * ideal(stages, 8)
+    for model in ("sleep2", "sleep4", "nap2", "nap4"):
+        stages, asleep = int(model[-1]), SLEEP_MS[model[:-1]]
+        results = compare.measure(backend, command, ["pipeline_8"], {model: 16}, options)
+        best = asleep * stages * ideal(stages, 8)
         found = results.median("pipeline_8", model)
         rows.append(
             (f"{stages} stages", [f"{best:.1f}", f"{found:.1f}", f"**{found / best:.2f}**"])

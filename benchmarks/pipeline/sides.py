@@ -16,7 +16,7 @@ import time
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
 WARM_UP = 4
-STAGES = {"sleep2": 2, "sleep4": 4, "heavy": 2, "uneven": 2}
+STAGES = {"sleep2": 2, "sleep4": 4, "nap2": 2, "nap4": 4, "heavy": 2, "uneven": 2}
 
 
 def report(times, **more):
@@ -25,6 +25,8 @@ def report(times, **more):
 
 
 def strategy(side, microbatches, name):
+    import models
+
     import parallel_keras as pk
 
     stages = STAGES[name]
@@ -33,8 +35,8 @@ def strategy(side, microbatches, name):
         arguments["schedule"] = "gpipe"
     if side == "recompute":
         arguments["recompute"] = True
-    if name.startswith("sleep"):
-        arguments["balance"] = [2] * (stages - 1) + [3]
+    if models.sleeps(name):
+        arguments["balance"] = [1] * stages
     if side == "even":
         arguments["balance"] = [4, 5]
     return pk.PipelineParallel(stages, **arguments)
@@ -53,9 +55,9 @@ def keras_side(side, name, steps):
     model, more = models.make(name), {}
     if kind != "plain":
         pk.parallelize(model, strategy(kind, int(microbatches), name))
-    model.compile("adam", models.loss(), metrics=["accuracy"])
+    model.compile(**models.compile_arguments(name))
     rows = models.batch_size(name)
-    if kind != "plain":
+    if kind != "plain" and not models.sleeps(name):
         more["predicted_ms"] = 1000 * model.timeline(batch_size=rows).step_time
     times = []
     watch = keras.callbacks.LambdaCallback(
