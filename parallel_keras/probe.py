@@ -261,21 +261,44 @@ def _probe_losses(model, data, y_pred, parts, shares):
     # Twice: with the predictions, and with those of the neighbouring row, so
     # that a coincidence at the start of training does not pass.
     for predictions in (y_pred, tree.map_structure(lambda t: ops.roll(t, 1, axis=0), y_pred)):
-        whole = _loss(model, data, predictions)
+        whole, slopes = _loss(model, data, predictions)
         pieces = [_loss(model, _take(data, part), _take(predictions, part)) for part in parts]
-        if not _close(whole, _mean(pieces, shares)):
-            names = ", ".join(_name(loss) for loss in unknown)
+        together = _mean([value for value, _ in pieces], shares)
+        names = ", ".join(_name(loss) for loss in unknown)
+        if not _close(whole, together):
             return (
                 f"loss={names}: {float(whole):.6g} on {sum_rows(parts)} rows, "
-                f"{float(_mean(pieces, shares)):.6g} from its parts"
+                f"{float(together):.6g} from its parts"
             )
+        if not _same_slopes(slopes, [found for _, found in pieces], shares):
+            return f"loss={names}: its gradient on all rows is not that on parts of them"
     return ""
 
 
 def _loss(model, data, y_pred):
+    """The compiled loss, and its gradient for each output."""
     _, y, sample_weight = data
-    with keras_internals.ObservingScope(), keras_internals.no_gradient():
-        return _numpy(keras_internals.compile_loss_of(model)(y, y_pred, sample_weight))
+    compiled = keras_internals.compile_loss_of(model)
+    with keras_internals.ObservingScope():
+        value, slopes = keras_internals.value_and_gradients(
+            lambda predictions: compiled(y, predictions, sample_weight), y_pred
+        )
+    return _numpy(keras.ops.stop_gradient(value)), [
+        None if slope is None else _numpy(slope) for slope in slopes
+    ]
+
+
+def _same_slopes(whole, pieces, shares):
+    """Whether the gradient of each row is, by its share, that in the row's part."""
+    for slope, *parts in zip(whole, *pieces, strict=True):
+        if slope is None or any(part is None for part in parts):
+            if slope is not None or any(part is not None for part in parts):
+                return False
+            continue
+        weighted = [share * part for share, part in zip(shares, parts, strict=True)]
+        if not _close(slope, np.concatenate(weighted)):
+            return False
+    return True
 
 
 # ---- metrics ----------------------------------------------------------------

@@ -298,5 +298,8 @@ from parallel_keras.keras_internals.training import (
     unpack as unpack,
 )
 from parallel_keras.keras_internals.training import (
+    value_and_gradients as value_and_gradients,
+)
+from parallel_keras.keras_internals.training import (
     wrap_batches as wrap_batches,
 )

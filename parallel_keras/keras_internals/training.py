@@ -36,6 +36,45 @@ def no_gradient():
     return contextlib.nullcontext()
 
 
+def value_and_gradients(function, structure):
+    """A scalar function of some tensors, and its gradient for each floating-point one.
+
+    Args:
+        function: Takes the structure, gives a scalar.
+        structure: Tensors of the backend.
+
+    Returns:
+        A pair of the value and a list of tensors, `None` where it has no gradient.
+    """
+    watched: list = []
+
+    def watch(tensor):
+        if keras.backend.is_float_dtype(keras.backend.standardize_dtype(tensor.dtype)):
+            watched.append(tensor)
+        return tensor
+
+    if keras.backend.backend() == "torch":
+        import torch
+
+        copies = keras.tree.map_structure(lambda t: t.detach().clone(), structure)
+        keras.tree.map_structure(watch, copies)
+        for tensor in watched:
+            tensor.requires_grad_()
+        value = function(copies)
+        if not value.requires_grad:
+            return value, [None for _ in watched]
+        return value, torch.autograd.grad(value, watched, allow_unused=True)
+    import tensorflow as tf
+
+    keras.tree.map_structure(watch, structure)
+    with tf.GradientTape() as tape:
+        tape.watch(watched)
+        value = function(structure)
+    return value, [
+        None if g is None else tf.convert_to_tensor(g) for g in tape.gradient(value, watched)
+    ]
+
+
 def compute_loss(model, x, y, y_pred, sample_weight, training):
     """A model's loss by Keras's own rule, regularizers included. trainer.py, 3.15.1."""
     return model._compute_loss(

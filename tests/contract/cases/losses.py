@@ -61,6 +61,13 @@ def steady_adam():
     return adam(1e-3)
 
 
+def straight_through(y_true, y_pred):
+    """Its value adds up over the rows, its gradient does not."""
+    rows_error = ops.mean(ops.square(y_true - y_pred), axis=-1)
+    spread = ops.mean(ops.square(y_pred - ops.mean(y_pred, axis=0)))
+    return rows_error + spread - ops.stop_gradient(spread)
+
+
 def of_the_batch(name, optimizer=steady_adam, data=None, model=None, loss=contrastive, **rest):
     """A loss that compares rows, together with something else."""
     return case(
@@ -241,6 +248,7 @@ CASES = [
     ),
     of_the_batch("contrastive", quick=(2, 3)),
     of_the_batch("root", loss=root),
+    of_the_batch("straight_through", loss=straight_through),
     of_the_batch("along_the_rows", loss=lambda: losses.CosineSimilarity(axis=0)),
     of_the_batch("total", loss=total),
     of_the_batch("correlation", loss=correlation),
