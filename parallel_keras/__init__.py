@@ -12,6 +12,7 @@ from parallel_keras import backends as _backends
 
 _backends.name()  # refuses a backend that is not supported, at import
 
+# E402: what follows is imported only after that check.
 from parallel_keras.api import list_devices, set_cpu_devices, shutdown  # noqa: E402
 from parallel_keras.errors import UnsupportedError, WorkerError  # noqa: E402
 from parallel_keras.model import ParallelModel, clone_model, load_model, parallelize  # noqa: E402

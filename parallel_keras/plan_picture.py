@@ -1,5 +1,6 @@
-"""The picture of a plan. Loads matplotlib, without touching its global state."""
+"""The picture of a plan."""
 
+from parallel_keras.figures import figure
 from parallel_keras.plan import PARTS, human_bytes
 
 # Okabe and Ito's colours, which all eyes tell apart.
@@ -22,23 +23,12 @@ def draw(plan):
     Raises:
         ImportError: If matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "A plan is drawn with matplotlib, which is not installed: `pip install matplotlib`. "
-            "`print(plan)` shows the same numbers."
-        ) from error
-    count = len(plan.devices)
-    bars = 0.9 + 0.42 * count
-    figure = Figure(figsize=(9, bars + 2.7), layout="constrained")
-    FigureCanvasAgg(figure)
-    top, bottom = figure.subplots(2, 1, height_ratios=[bars, 1.0])
-    figure.suptitle(plan.title, fontsize=12, fontweight="bold")
+    bars = 0.9 + 0.42 * len(plan.devices)
+    drawn = figure((9, bars + 2.7), plan.title, "plan")
+    top, bottom = drawn.subplots(2, 1, height_ratios=[bars, 1.0])
     _bars(plan, top)
     _strip(plan, bottom)
-    return figure
+    return drawn
 
 
 def _bars(plan, axes):

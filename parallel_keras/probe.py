@@ -277,15 +277,13 @@ def _probe_losses(model, data, y_pred, parts, shares):
 
 def _loss(model, data, y_pred):
     """The compiled loss, and its gradient for each output."""
-    _, y, sample_weight = data
-    compiled = keras_internals.compile_loss_of(model)
     with keras_internals.ObservingScope():
-        value, slopes = keras_internals.value_and_gradients(
-            lambda predictions: compiled(y, predictions, sample_weight), y_pred
+        (value,), slopes = backends.room("whole_loss").with_gradients(
+            lambda: keras_internals.compiled_loss(model, data[1:], y_pred),
+            tree.flatten(y_pred),
+            lambda loss: loss,
         )
-    return _numpy(keras.ops.stop_gradient(value)), [
-        None if slope is None else _numpy(slope) for slope in slopes
-    ]
+    return _numpy(value), [None if slope is None else _numpy(slope) for slope in slopes]
 
 
 def _same_slopes(whole, pieces, shares):

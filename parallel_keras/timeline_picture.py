@@ -1,5 +1,6 @@
-"""The picture of a timeline. Loads matplotlib, without touching its global state."""
+"""The picture of a timeline."""
 
+from parallel_keras.figures import figure
 from parallel_keras.timeline import WAITING, human_seconds
 
 # Okabe and Ito's colours, which all eyes tell apart.
@@ -30,21 +31,12 @@ def draw(timeline):
     Raises:
         ImportError: If matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "A timeline is drawn with matplotlib, which is not installed: `pip install "
-            "matplotlib`. `print(timeline)` shows the same numbers."
-        ) from error
     width = _width(timeline)
-    figure = Figure(figsize=(width + 2, 1.5 + 0.5 * len(timeline.devices)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    figure.suptitle(timeline.title, fontsize=12, fontweight="bold")
+    size = width + 2, 1.5 + 0.5 * len(timeline.devices)
+    drawn = figure(size, timeline.title, "timeline")
+    axes = drawn.subplots()
     _boxes(timeline, axes, width)
-    return figure
+    return drawn
 
 
 def _boxes(timeline, axes, width):

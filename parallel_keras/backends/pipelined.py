@@ -58,11 +58,10 @@ class Pipelined(Lowering):
         Returns:
             A `Staged`; the same one until `forget`.
         """
-        symbols = tree.map_structure(_symbol, x)
-        leaves = [leaf for leaf in tree.flatten(symbols) if leaf is not None]
-        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        key = (shapes, training)
+        # On the way of each step: symbols are made only where the model is cut anew.
+        key = tuple(_spec(leaf) for leaf in tree.flatten(x)), training
         if key not in self._staged:
+            symbols = tree.map_structure(_symbol, x)
             self._staged[key] = Staged(
                 self.model, self.strategy, symbols, training, self._chooser(x, training)
             )
@@ -102,14 +101,22 @@ class Pipelined(Lowering):
             return ""
         return "the loss needs all rows at once, so the order of work is that of 'gpipe'"
 
-    def orders(self, cut, microbatches):
-        """The order of work of each stage for a training step.
+    def schedule(self, cut):
+        """The name of the schedule of a training step.
 
         A loss that needs all micro-batches at once, such as a mean over unmasked steps,
         comes between all forward passes and all backward passes, as in GPipe.
         """
-        name = self.strategy.schedule if self.loss_of_parts(cut) else "gpipe"
-        return schedule.order(name, len(cut.stages), microbatches)
+        return self.strategy.schedule if self.loss_of_parts(cut) else "gpipe"
+
+    def orders(self, cut, microbatches):
+        """The order of work of each stage for a training step."""
+        return schedule.order(self.schedule(cut), len(cut.stages), microbatches)
+
+
+def _spec(leaf):
+    """What tells one kind of input from another: all but the number of rows."""
+    return None if leaf is None else (tuple(leaf.shape[1:]), str(leaf.dtype))
 
 
 def _symbol(leaf):

@@ -262,6 +262,9 @@ from parallel_keras.keras_internals.training import (
     compile_metrics_of as compile_metrics_of,
 )
 from parallel_keras.keras_internals.training import (
+    compiled_loss as compiled_loss,
+)
+from parallel_keras.keras_internals.training import (
     compute_loss as compute_loss,
 )
 from parallel_keras.keras_internals.training import (
@@ -298,7 +301,7 @@ from parallel_keras.keras_internals.training import (
     unpack as unpack,
 )
 from parallel_keras.keras_internals.training import (
-    value_and_gradients as value_and_gradients,
+    update_metrics as update_metrics,
 )
 from parallel_keras.keras_internals.training import (
     wrap_batches as wrap_batches,

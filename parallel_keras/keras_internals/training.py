@@ -27,6 +27,29 @@ def clear_losses(model):
     model._clear_losses()
 
 
+def compiled_loss(model, targets, y_pred):
+    """A list with the compiled loss, empty where there is none.
+
+    Args:
+        model: A compiled Keras model.
+        targets: `(y, sample_weight)`.
+        y_pred: Outputs as the model gives them.
+    """
+    compiled = compile_loss_of(model)
+    y, sample_weight = targets
+    loss = None if compiled is None else compiled(y, y_pred, sample_weight)
+    return [] if loss is None else [loss]
+
+
+def update_metrics(model, targets, y_pred, loss, rows):
+    """The metrics of a step, by Keras's own rule. trainer.py, 3.15.1."""
+    y, sample_weight = targets
+    loss_tracker(model).update_state(loss, sample_weight=rows)
+    metrics = compile_metrics_of(model)
+    if metrics is not None:
+        metrics.update_state(y, y_pred, sample_weight)
+
+
 def no_gradient():
     """A scope in which the backend records no gradients."""
     if keras.backend.backend() == "torch":
@@ -34,45 +57,6 @@ def no_gradient():
 
         return torch.no_grad()
     return contextlib.nullcontext()
-
-
-def value_and_gradients(function, structure):
-    """A scalar function of some tensors, and its gradient for each floating-point one.
-
-    Args:
-        function: Takes the structure, gives a scalar.
-        structure: Tensors of the backend.
-
-    Returns:
-        A pair of the value and a list of tensors, `None` where it has no gradient.
-    """
-    watched: list = []
-
-    def watch(tensor):
-        if keras.backend.is_float_dtype(keras.backend.standardize_dtype(tensor.dtype)):
-            watched.append(tensor)
-        return tensor
-
-    if keras.backend.backend() == "torch":
-        import torch
-
-        copies = keras.tree.map_structure(lambda t: t.detach().clone(), structure)
-        keras.tree.map_structure(watch, copies)
-        for tensor in watched:
-            tensor.requires_grad_()
-        value = function(copies)
-        if not value.requires_grad:
-            return value, [None for _ in watched]
-        return value, torch.autograd.grad(value, watched, allow_unused=True)
-    import tensorflow as tf
-
-    keras.tree.map_structure(watch, structure)
-    with tf.GradientTape() as tape:
-        tape.watch(watched)
-        value = function(structure)
-    return value, [
-        None if g is None else tf.convert_to_tensor(g) for g in tape.gradient(value, watched)
-    ]
 
 
 def compute_loss(model, x, y, y_pred, sample_weight, training):

@@ -92,6 +92,28 @@ def start(tmp_path, body, name="program.py"):
     )
 
 
+def workers_at_a_step(process):
+    """The processes that a program has started, once it prints `STEP`."""
+    for line in process.stdout:
+        if "STEP" in line:
+            break
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family, "the fit had no worker"
+    return family
+
+
+def check_gone(family):
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive, alive
+
+
+def kill_at_a_step(process):
+    """Kill a program, and see that its workers end too."""
+    family = workers_at_a_step(process)
+    process.kill()
+    check_gone(family)
+
+
 def finish(process, timeout=180):
     output, _ = process.communicate(timeout=timeout)
     assert process.returncode == 0, output
@@ -172,15 +194,7 @@ step = lambda batch, logs: tell("STEP") if batch == 2 else None
 model.fit(np.repeat(x, 50, 0), np.repeat(y, 50, 0), batch_size=8, verbose=0, epochs=100,
           callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=step)])
 """
-    process = start(tmp_path, body)
-    for line in process.stdout:
-        if "STEP" in line:
-            break
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert family, "the fit had no worker"
-    process.kill()
-    gone, alive = psutil.wait_procs(family, timeout=10)
-    assert not alive, alive
+    kill_at_a_step(start(tmp_path, body))
 
 
 def test_an_exception_in_a_callback_reaches_the_user_as_it_is(tmp_path):
@@ -228,17 +242,12 @@ except KeyboardInterrupt:
     tell("INTERRUPTED")
 """
     process = start(tmp_path, body)
-    for line in process.stdout:
-        if "STEP" in line:
-            break
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert family, "the fit had no worker"
+    family = workers_at_a_step(process)
     for _ in range(times):
         process.send_signal(signal.SIGINT)
         time.sleep(0.02)
     process.communicate(timeout=30)
-    gone, alive = psutil.wait_procs(family, timeout=10)
-    assert not alive, alive
+    check_gone(family)
 
 
 @pytest.mark.parametrize("when", [pytest.param("idle", marks=long), "training"])
@@ -253,15 +262,7 @@ model.fit(np.repeat(x, many, 0), np.repeat(y, many, 0), batch_size=8, verbose=0,
 tell("STEP")
 time.sleep(60)
 """
-    process = start(tmp_path, body)
-    for line in process.stdout:
-        if "STEP" in line:
-            break
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert family, "the fit had no worker"
-    process.kill()
-    gone, alive = psutil.wait_procs(family, timeout=10)
-    assert not alive, alive
+    kill_at_a_step(start(tmp_path, body))
 
 
 def test_two_jobs_at_once(tmp_path):

@@ -148,9 +148,8 @@ class _Steps:
     def _replica(self, data):
         lowering = self.lowering
         self.clock = Clock(True)
-        replica = Replica(
-            *(self.model, lowering.strategy, len(lowering.devices), lowering.findings, self.clock)
-        )
+        strategy, replicas = lowering.strategy, len(lowering.devices)
+        replica = Replica(self.model, strategy, replicas, lowering.findings, self.clock)
         return replica, total_rows(data, lowering.strategy)
 
     def _run(self, function, *arguments):

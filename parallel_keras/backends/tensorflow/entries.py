@@ -158,7 +158,7 @@ def as_gradient(uses, shape):
         A tensor or `tf.IndexedSlices`.
     """
     if any(one.indices is None for one in uses):
-        return _sum([_dense(one, shape) for one in uses])
+        return add_up([_dense(one, shape) for one in uses])
     if len(uses) == 1:
         return tf.IndexedSlices(uses[0].values, uses[0].indices, tf.constant(shape))
     values = tf.concat([one.values for one in uses], axis=0)
@@ -172,5 +172,6 @@ def _dense(one, shape):
     return tf.convert_to_tensor(tf.IndexedSlices(one.values, one.indices, tf.constant(shape)))
 
 
-def _sum(tensors):
+def add_up(tensors):
+    """The sum of one tensor or more."""
     return tensors[0] if len(tensors) == 1 else tf.add_n(tensors)

@@ -25,7 +25,6 @@ class Lowering(WholeBatches, Pipelined):
     def __init__(self, model, strategy):
         super().__init__(model, strategy)
         self.homes = StageHomes(model, strategy, self.devices)
-        self.records = True
         self._inputs: Any = None  # as a batch's were, for a model without a graph of its own
         self._times: Any = None  # of the last training step
 

@@ -7,7 +7,7 @@ batch, by Keras itself; the optimizer runs once, on the whole gradient.
 
 import tensorflow as tf
 
-from parallel_keras import schedule
+from parallel_keras import keras_internals, schedule
 from parallel_keras.backends.tensorflow import whole_loss
 from parallel_keras.backends.tensorflow.clock import Clock
 from parallel_keras.backends.tensorflow.gradient_sums import GradientSums
@@ -42,7 +42,7 @@ class Step:
         self.batches = Microbatches(data, lowering.strategy, len(cut.stages))
         self.state = StageState(self.model, self.batches.rows, lowering.strategy)
         self.sums = GradientSums(lowering.strategy)
-        self.clock = Clock(self.is_training and lowering.records)
+        self.clock = Clock(self.is_training)
         self.values: list = [{} for _ in self.batches.rows]
         self.gradients: list = [{} for _ in self.batches.rows]
         self.outputs: list = []
@@ -103,7 +103,7 @@ class Step:
         """A list with the compiled loss of one micro-batch's rows, as a part of the whole."""
         targets = self.batches.take(self.batches.data[1:], number)
         y_pred = self.cut.graph.pack([values[n] for n in self.cut.graph.outputs])
-        losses = whole_loss.compiled_loss(self.model, targets, y_pred)
+        losses = keras_internals.compiled_loss(self.model, targets, y_pred)
         return [self.batches.weighted(loss, number) for loss in losses]
 
     def gradients_of_outputs(self, number):
@@ -123,7 +123,7 @@ class Step:
 
     def _loss_of(self, outputs):
         y_pred = self.cut.graph.pack(outputs)
-        return whole_loss.compiled_loss(self.model, self.batches.data[1:], y_pred)
+        return keras_internals.compiled_loss(self.model, self.batches.data[1:], y_pred)
 
     # ---- logs and update ----
 
@@ -137,10 +137,9 @@ class Step:
             self.outputs = last.after_all(self.outputs)
             whole = self._whole_outputs()
             losses = self._loss_of(whole) if self._loss is None else self._loss
-            whole_loss.update_metrics(
-                *(self.model, self.batches.data[1:], self.cut.graph.pack(whole)),
-                *([*losses, *self.added], self.batches.total),
-            )
+            loss = keras_internals.add_up_losses([*losses, *self.added])
+            y_pred, targets = self.cut.graph.pack(whole), self.batches.data[1:]
+            keras_internals.update_metrics(self.model, targets, y_pred, loss, self.batches.total)
 
     def _update(self):
         variables = self.model.trainable_variables

@@ -18,7 +18,7 @@ from parallel_keras.backends.tensorflow.state import (
     refuse_assigned_weights,
     weighted,
 )
-from parallel_keras.backends.tensorflow.whole_loss import WholeLoss, update_metrics
+from parallel_keras.backends.tensorflow.whole_loss import WholeLoss
 
 
 class Replica:
@@ -136,7 +136,8 @@ class Replica:
                 variables[key].assign(scope.assigned_value(variables[key]))
             if not self.findings.of_the_batch:
                 count = tf.cast(rows.count, "float32")
-                update_metrics(model, (y, sample_weight), y_pred, losses, count)
+                loss = keras_internals.add_up_losses(losses)
+                keras_internals.update_metrics(model, (y, sample_weight), y_pred, loss, count)
             for key, value in before.items():
                 change = variables[key].value - value
                 variables[key].assign(value + change * rows.share(value.dtype))

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from parallel_keras import keras_internals, schedule
 from parallel_keras.backends.tensorflow import placing
+from parallel_keras.backends.tensorflow.entries import add_up
 from parallel_keras.backends.tensorflow.ordering import Order
 from parallel_keras.stages import BATCH
 
@@ -87,7 +88,7 @@ class Stage:
         step = self.step
         with self.computing():
             one = self._passes.pop(number)
-            incoming = {n: _sum(g) for n, g in step.gradients[number].items() if n in self._gives}
+            incoming = {n: add_up(g) for n, g in step.gradients[number].items() if n in self._gives}
             if self.is_last and not step.by_parts:
                 incoming.update(step.gradients_of_outputs(number))
             # Of the stage's own part of the loss.
@@ -265,10 +266,6 @@ def _total(losses):
     for loss in losses[1:]:
         total = keras.ops.add(total, loss)
     return total
-
-
-def _sum(parts):
-    return parts[0] if len(parts) == 1 else tf.add_n(parts)
 
 
 def _is_floating(tensor):

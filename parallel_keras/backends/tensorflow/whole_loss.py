@@ -68,7 +68,7 @@ class WholeLoss:
 
     def _compute(self, y_pred, added, differentiate):
         def loss():
-            return compiled_loss(self.model, self.targets, y_pred)
+            return keras_internals.compiled_loss(self.model, self.targets, y_pred)
 
         if differentiate:
             scale = self.model.optimizer.scale_loss
@@ -76,21 +76,14 @@ class WholeLoss:
         else:
             losses, gradients = loss(), []
         losses += [self._mean(parts) for parts in added]
-        update_metrics(self.model, self.targets, y_pred, losses, self.total)
+        total = keras_internals.add_up_losses(losses)
+        keras_internals.update_metrics(self.model, self.targets, y_pred, total, self.total)
         return gradients
 
     def _mean(self, parts):
         # What a replica without rows computed may be anything, NaN too.
         pairs = zip(parts, self.rows, strict=True)
         return tf.add_n([tf.math.multiply_no_nan(p, rows.share(p.dtype)) for p, rows in pairs])
-
-
-def compiled_loss(model, targets, y_pred):
-    """A list with the compiled loss, empty where there is none."""
-    compiled = keras_internals.compile_loss_of(model)
-    y, sample_weight = targets
-    loss = None if compiled is None else compiled(y, y_pred, sample_weight)
-    return [] if loss is None else [loss]
 
 
 def with_gradients(loss, outputs, scale):
@@ -110,18 +103,12 @@ def with_gradients(loss, outputs, scale):
         tape.watch(floating)
         losses = loss()
         scaled = [scale(loss) for loss in losses]
-    found = iter(tape.gradient(scaled, floating))
+    # One whose rows are picked comes as entries.
+    dense = [
+        None if g is None else tf.convert_to_tensor(g) for g in tape.gradient(scaled, floating)
+    ]
+    found = iter(dense)
     return losses, [next(found) if output.dtype.is_floating else None for output in outputs]
-
-
-def update_metrics(model, targets, y_pred, losses, total):
-    """The metrics of a step, by Keras's own rule."""
-    y, sample_weight = targets
-    loss = keras_internals.add_up_losses(losses)
-    keras_internals.loss_tracker(model).update_state(loss, sample_weight=total)
-    metrics = keras_internals.compile_metrics_of(model)
-    if metrics is not None:
-        metrics.update_state(y, y_pred, sample_weight)
 
 
 def together(parts, rows, strategy, total):

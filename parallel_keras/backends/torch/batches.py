@@ -5,6 +5,8 @@ import torch
 from keras import tree
 
 from parallel_keras import capabilities, keras_internals
+from parallel_keras.backends.torch import forwarding
+from parallel_keras.backends.torch.structures import leaves
 
 
 def prepared(kind, data, strategy):
@@ -28,6 +30,15 @@ def _tensor(leaf, strategy):
             "torch",
             f"an array of type {np.asarray(leaf).dtype}, which torch does not have",
         )
+
+
+def rows_of(data, strategy):
+    """The number of rows of a prepared batch; raises where its arrays do not agree on one."""
+    total = forwarding.row_count(data)
+    if not total:
+        shapes = [tuple(leaf.shape) for leaf in leaves(data) if leaf is not None]
+        capabilities.check("row_shape", strategy, "torch", f"shapes {shapes}")
+    return total
 
 
 def take(data, rows):

@@ -40,7 +40,6 @@ class Channel:
         self.group = group
         self.device = device
         self._under_way: list = []
-        self.sent_bytes = 0
 
     def begin(self):
         """A step begins."""
@@ -82,7 +81,6 @@ class Channel:
         self._under_way.clear()
 
     def _send(self, rank, tensor):
-        self.sent_bytes += tensor.numel() * tensor.element_size()
         # The tensor has to live until it has left.
         self._under_way.append((self.group.send([tensor], rank, 0), tensor))
 

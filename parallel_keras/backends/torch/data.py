@@ -14,7 +14,6 @@ import torch
 from keras import tree
 
 from parallel_keras import batch, capabilities, features, keras_internals
-from parallel_keras import devices as device_names
 from parallel_keras import probe as probing
 from parallel_keras.backends import lowering
 from parallel_keras.backends.torch import (
@@ -78,16 +77,13 @@ class Lowering(lowering.Lowering):
 
     @contextlib.contextmanager
     def session(self):
-        threads = torch.get_num_threads()
-        if device_names.is_simulated(self.devices):
-            torch.set_num_threads(workers.threads_of_a_rank(self.world_size))
         self.ship.stale = self.ship.reseed = True
         if self.ship.replica is not None:
             self.ship.replica.laps.interrupt()
         members = vars(self.model)
         members["reset_metrics"] = self._reset_metrics
         try:
-            with looking_ahead(self.pool) as may_look:
+            with workers.as_a_rank(self.devices), looking_ahead(self.pool) as may_look:
                 if may_look and self._method == "fit":
                     members["_symbolic_build"] = self._symbolic_build
                 yield
@@ -96,7 +92,6 @@ class Lowering(lowering.Lowering):
             self._look_no_further()
             members.pop("_symbolic_build", None)
             members.pop("reset_metrics", None)
-            torch.set_num_threads(threads)
             if self.pool is not None:
                 self.pool.drain_output()
 
@@ -167,10 +162,7 @@ class Lowering(lowering.Lowering):
     def _step(self, kind, data):
         _, prepared, layouts = self._staged.pop(id(data), (None, None, None))
         data = batches.prepared(kind, data, self.strategy) if prepared is None else prepared
-        total = forwarding.row_count(data)
-        if not total:
-            shapes = [tuple(leaf.shape) for leaf in leaves(data) if leaf is not None]
-            capabilities.check("row_shape", self.strategy, "torch", f"shapes {shapes}")
+        total = batches.rows_of(data, self.strategy)
         self._probe(kind, data, total)
         self.ship.ensure()
         number = self.pool.next_number()

@@ -118,7 +118,6 @@ class LinkedChannel:
     def __init__(self, rank, paths, timeout, check):
         self.timeout = timeout
         self.check = check
-        self.sent_bytes = 0
         self._out = {b: Link(path) for (a, b), path in paths.items() if a == rank}
         self._in = {a: Link(path) for (a, b), path in paths.items() if b == rank}
         self._slots: dict = {}
@@ -135,7 +134,6 @@ class LinkedChannel:
         for value in values:
             mask = None if value is None else keras_internals.keras_mask(value)
             flat += [value, mask]
-        self.sent_bytes += sum(t.numel() * t.element_size() for t in flat if t is not None)
         slot = self._slots[rank] = self._slots.get(rank, -1) + 1
         self._out[rank].send(flat, 2 * slot + self._parity, self._wait)
 

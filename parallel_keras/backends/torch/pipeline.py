@@ -15,13 +15,11 @@ from typing import Any
 import torch
 from keras import tree
 
-from parallel_keras import capabilities, features, keras_internals
-from parallel_keras import devices as device_names
+from parallel_keras import features, keras_internals
 from parallel_keras import probe as probing
 from parallel_keras.backends.pipelined import Pipelined
 from parallel_keras.backends.torch import (
     batches,
-    forwarding,
     links,
     memory,
     remote,
@@ -35,7 +33,6 @@ from parallel_keras.backends.torch.shipment import Shipment
 from parallel_keras.backends.torch.stage import StageRank
 from parallel_keras.backends.torch.stage_homes import Homes
 from parallel_keras.backends.torch.structures import leaves
-from parallel_keras.backends.torch.whole_loss import loss_of_outputs, update_metrics
 from parallel_keras.errors import WorkerError
 from parallel_keras.timeline import Event
 
@@ -73,17 +70,14 @@ class Lowering(Pipelined):
 
     @contextlib.contextmanager
     def session(self):
-        threads = torch.get_num_threads()
-        if device_names.is_simulated(self.devices):
-            torch.set_num_threads(workers.threads_of_a_rank(self.world_size))
         self.ship.stale = self.ship.reseed = True
         members = vars(self.model)
         members["reset_metrics"] = self._reset_metrics
         try:
-            yield
+            with workers.as_a_rank(self.devices):
+                yield
         finally:
             members.pop("reset_metrics", None)
-            torch.set_num_threads(threads)
             if self.pool is not None:
                 self.pool.drain_output()
 
@@ -100,10 +94,7 @@ class Lowering(Pipelined):
     def _ready(self, kind, data):
         """A batch as the step takes it, and its rows; raises where there can be no step."""
         data = batches.prepared(kind, data, self.strategy)
-        total = forwarding.row_count(data)
-        if not total:
-            shapes = [tuple(leaf.shape) for leaf in leaves(data) if leaf is not None]
-            capabilities.check("row_shape", self.strategy, "torch", f"shapes {shapes}")
+        total = batches.rows_of(data, self.strategy)
         if not keras_internals.is_built(self.model, "predict"):
             keras_internals.symbolic_build(self.model, data, kind)
         self._probe(kind, data, total)
@@ -158,13 +149,12 @@ class Lowering(Pipelined):
     def _send(self, number, kind, data, cut, total, microbatches):
         """Tell each worker of the step, with the arrays that its stage needs."""
         changes = self.ship.changes()
-        name = self.strategy.schedule if self.loss_of_parts(cut) else "gpipe"
         for rank in range(1, self.world_size):
             needed = self._needed_by(cut, rank, data)
             structure = tree.map_structure(lambda leaf: leaf is not None, needed)
             arrays = [leaf for leaf in leaves(needed) if leaf is not None]
             layout = self.pool.inbound(rank).write(number % memory.SLOTS, arrays)
-            how = total, microbatches, name, self.loss_of_parts(cut)
+            how = total, microbatches, self.schedule(cut), self.loss_of_parts(cut)
             work = (self.ship.cut_number(cut), structure, layout, *how)
             self.pool.send(rank, ("step", self.key, number, kind, work, changes))
             values = self.ship.homes.chosen(changes[0], rank)
@@ -195,9 +185,9 @@ class Lowering(Pipelined):
         outputs, of_workers = self._result(number)
         y_pred = cut.graph.pack(outputs)
         with torch.no_grad():
-            losses, _ = loss_of_outputs(self.model, data[1:], y_pred, outputs)
+            losses = keras_internals.compiled_loss(self.model, data[1:], y_pred)
             loss = sum(losses, start=torch.tensor(added + of_workers, device=self.device))
-            update_metrics(self.model, data[1:], y_pred, loss, total)
+            keras_internals.update_metrics(self.model, data[1:], y_pred, loss, total)
 
     def _probe(self, kind, data, total):
         """Before the first step: do the user's own losses and layers add up?"""

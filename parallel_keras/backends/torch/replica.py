@@ -12,7 +12,7 @@ from parallel_keras.backends.torch.gradients import GradientReducer
 from parallel_keras.backends.torch.laps import Laps
 from parallel_keras.backends.torch.state import StateAverager
 from parallel_keras.backends.torch.structures import leaves
-from parallel_keras.backends.torch.whole_loss import WholeLoss, backward, update_metrics
+from parallel_keras.backends.torch.whole_loss import WholeLoss, backward
 
 
 class Replica:
@@ -89,7 +89,7 @@ class Replica:
         loss, y_pred = self.reducer.forward(data, overlapped)
         work = self.averager.start(share)
         with torch.no_grad():
-            update_metrics(self.model, data[1:], y_pred, loss.detach(), rows)
+            keras_internals.update_metrics(self.model, data[1:], y_pred, loss.detach(), rows)
         publish()
         if self.trainable:
             scaled = self.model.optimizer.scale_loss(loss)
@@ -162,7 +162,7 @@ class Replica:
         loss = keras_internals.compute_loss(
             self.model, x, targets[0], y_pred, targets[1], training=False
         )
-        update_metrics(self.model, targets, y_pred, loss, rows)
+        keras_internals.update_metrics(self.model, targets, y_pred, loss, rows)
 
     def predict(self, x):
         """Outputs for this rank's rows."""

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from parallel_keras import batch, keras_internals, schedule
 from parallel_keras.backends.torch.stage_optimizer import StageOptimizer
 from parallel_keras.backends.torch.stage_state import StageState
-from parallel_keras.backends.torch.whole_loss import backward, loss_of_outputs, together
+from parallel_keras.backends.torch.whole_loss import backward, together, with_gradients
 from parallel_keras.stages import BATCH
 
 
@@ -34,8 +34,6 @@ class StageRank:
     Attributes:
         events: List of `(kind, microbatch, start, end)` of the last training step, with
             times in seconds of the machine's monotonic clock.
-        alive: Int. The largest number of micro-batches in the last training step whose
-            activations were kept at once.
     """
 
     def __init__(self, model, rank, group, device, channel, recompute):
@@ -47,7 +45,6 @@ class StageRank:
         self.channel = channel
         self.events: list = []
         self._notes: list = []  # the events of the step that goes on
-        self.alive = 0
         self._updating: list | None = None  # the ranks that update, once known
         self._optimizer: Any = None
 
@@ -79,19 +76,15 @@ class StageRank:
         for variable in trainable:
             variable._value.grad = None
         self.events = self._notes = []
-        self.alive = alive = 0
         last = max(i for i, step in enumerate(order) if step.kind == schedule.BACKWARD)
         run.regularize(stage)
         for i, step in enumerate(order):
             if step.kind == schedule.FORWARD:
                 run.forward(step.microbatch)
-                alive += 1
-                self.alive = max(self.alive, alive)
             else:
                 if i == last:
                     see(run.added, run.outputs())
                 run.backward(step.microbatch, by_parts)
-                alive -= 1
         self._update(staged, stage)
         run.state.finish()
         self.channel.flush()
@@ -316,9 +309,9 @@ class _Run:
         """The gradient of the whole batch's loss, for one micro-batch's outputs."""
         if self._loss_gradients is None:
             whole = self.outputs()
-            y_pred, targets = self.staged.graph.pack(whole), (self.y, self.sample_weight)
-            _, self._loss_gradients = loss_of_outputs(
-                self.rank.model, targets, y_pred, whole, self.scale
+            y_pred = self.staged.graph.pack(whole)
+            _, self._loss_gradients = with_gradients(
+                lambda: [self._loss(self.y, y_pred, self.sample_weight)], whole, self.scale
             )
         rows = self.rows[microbatch]
         return [None if g is None else g[rows] for g in self._loss_gradients]

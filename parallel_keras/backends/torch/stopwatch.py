@@ -14,13 +14,8 @@ def computing(devices):
     if not device_names.is_simulated(devices):
         yield None
         return
-    threads = torch.get_num_threads()
-    share = workers.threads_of_a_rank(len(devices))
-    torch.set_num_threads(share)
-    try:
-        yield workers.threads_of_a_rank(1) / share
-    finally:
-        torch.set_num_threads(threads)
+    with workers.as_a_rank(devices):
+        yield workers.threads_of_a_rank(1) / workers.threads_of_a_rank(len(devices))
 
 
 def compiled(function):

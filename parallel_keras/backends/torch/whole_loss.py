@@ -52,10 +52,8 @@ class WholeLoss:
         return found
 
     def _of_whole(self, y_pred, outputs, added, targets, total, differentiate):
-        rows, shares = (
-            batch.row_slices(total, self.world_size),
-            batch.shares(total, self.world_size),
-        )
+        rows = batch.row_slices(total, self.world_size)
+        shares = batch.shares(total, self.world_size)
         others = [rank for rank in range(1, self.world_size) if shares[rank]]
         parts, added = [outputs], added.detach() * shares[0]
         for rank in others:
@@ -64,47 +62,46 @@ class WholeLoss:
             added = added + one.detach() * shares[rank]
         whole = [together(pieces) for pieces in zip(*parts, strict=True)]
         refuse_other_rows(whole, total, DataParallel(self.world_size))
-        optimizer = self.model.optimizer
-        scale = optimizer.scale_loss if differentiate else None
         y_pred = fill(y_pred, whole)
-        losses, gradients = loss_of_outputs(self.model, targets, y_pred, whole, scale)
-        for rank in others if differentiate else ():
-            self.channel.send(rank, [None if g is None else g[rows[rank]] for g in gradients])
+
+        def compiled():
+            return keras_internals.compiled_loss(self.model, targets, y_pred)
+
+        if differentiate:
+            losses, gradients = with_gradients(compiled, whole, self.model.optimizer.scale_loss)
+            for rank in others:
+                self.channel.send(rank, [None if g is None else g[rows[rank]] for g in gradients])
+        else:
+            losses, gradients = compiled(), []
         with torch.no_grad():
             loss = keras_internals.add_up_losses([*losses, added])
-            update_metrics(self.model, targets, y_pred, loss, total)
+            keras_internals.update_metrics(self.model, targets, y_pred, loss, total)
         return [None if g is None else g[rows[0]] for g in gradients]
 
 
-def loss_of_outputs(model, targets, y_pred, outputs, scale=None):
-    """The compiled loss of a batch, and its gradient.
+def with_gradients(loss, outputs, scale):
+    """Losses, and their gradient.
 
     Args:
-        model: A compiled Keras model.
-        targets: `(y, sample_weight)`.
-        y_pred: The outputs as the model gives them.
-        outputs: List of the tensors in them, without a history.
-        scale: The optimizer's `scale_loss`; `None` for no gradients.
+        loss: Function that computes a list of losses from the outputs.
+        outputs: List of tensors without a history.
+        scale: The optimizer's `scale_loss`.
 
     Returns:
-        A list with the loss, empty where there is none, and a list with the gradient of the
-        scaled loss for each of `outputs`, `None` where it has none.
+        The losses, and a list with the gradient of the scaled ones for each of `outputs`,
+        `None` where there is none.
     """
-    compiled = keras_internals.compile_loss_of(model)
-    if compiled is None:
-        return [], [None] * len(outputs)
-    y, sample_weight = targets
-    if scale is None:
-        with torch.no_grad():
-            return [compiled(y, y_pred, sample_weight)], []
     floats = [output.requires_grad_() for output in outputs if output.is_floating_point()]
     with torch.enable_grad():
-        loss = compiled(y, y_pred, sample_weight)
-        found = iter(torch.autograd.grad(scale(loss), floats, allow_unused=True))
+        losses = loss()
+        scaled = [scale(one) for one in losses if one.requires_grad]
+    found = iter([None] * len(floats))
+    if scaled:
+        found = iter(torch.autograd.grad(scaled, floats, allow_unused=True))
     for output in floats:
         output.requires_grad_(False)
     gradients = [next(found) if output.is_floating_point() else None for output in outputs]
-    return [loss.detach()], gradients
+    return [one.detach() for one in losses], gradients
 
 
 def backward(pairs):
@@ -116,15 +113,6 @@ def backward(pairs):
     pairs = [(t, g) for t, g in pairs if t.requires_grad and not (t.ndim and g is None)]
     if pairs:
         torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
-
-
-def update_metrics(model, targets, y_pred, loss, rows):
-    """The metrics of a step, by Keras's own rule."""
-    y, sample_weight = targets
-    keras_internals.loss_tracker(model).update_state(loss, sample_weight=rows)
-    metrics = keras_internals.compile_metrics_of(model)
-    if metrics is not None:
-        metrics.update_state(y, y_pred, sample_weight)
 
 
 def refuse_other_rows(outputs, rows, strategy):

@@ -6,6 +6,7 @@ trouble the whole pool is ended, since the survivors sit in a collective.
 """
 
 import atexit
+import contextlib
 import ctypes
 import itertools
 import os
@@ -17,6 +18,9 @@ import time
 import weakref
 from typing import Any
 
+import torch
+
+from parallel_keras import devices as device_names
 from parallel_keras import keras_internals
 from parallel_keras.backends.torch import group as groups
 from parallel_keras.backends.torch import memory
@@ -54,6 +58,18 @@ def threads_of_a_rank(world_size):
     else:
         cores = os.cpu_count() or 1
     return max(1, cores // world_size)
+
+
+@contextlib.contextmanager
+def as_a_rank(devices):
+    """Compute with the threads of one of the ranks on these devices; the caller's come back."""
+    threads = torch.get_num_threads()
+    if device_names.is_simulated(devices):
+        torch.set_num_threads(threads_of_a_rank(len(devices)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Pool:
