@@ -26,6 +26,7 @@ from parallel_keras.backends.torch import group as groups
 from parallel_keras.backends.torch import memory
 from parallel_keras.backends.torch.devices import torch_device
 from parallel_keras.backends.torch.worker import SERVER, Worker, is_of_a_collective
+from parallel_keras.backends.torch.worker_main import available_cores
 from parallel_keras.errors import WorkerError
 
 START_TIMEOUT = 180.0  # imports of torch and Keras on a busy machine
@@ -53,11 +54,7 @@ def shutdown():
 
 def threads_of_a_rank(world_size):
     """A rank's share of the cores' threads."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))  # what a container may use
-    else:
-        cores = os.cpu_count() or 1
-    return max(1, cores // world_size)
+    return max(1, available_cores() // world_size)
 
 
 @contextlib.contextmanager
