@@ -18,7 +18,7 @@ TRACKED_CONTAINERS = (TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet)
 
 
 # Read from Keras 3.15.1: the makers that fit, evaluate and predict call on the
-# instance, and what else `model.py` puts into the instance's __dict__. None of
+# instance, and what else `state.py` puts into the instance's __dict__. None of
 # these may travel to a worker or into a file.
 INSTANCE_OVERRIDES = (
     "_parallel_keras",

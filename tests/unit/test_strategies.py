@@ -5,9 +5,9 @@ import types
 
 import pytest
 
-from parallel_keras import backends, strategies
+from parallel_keras import backends
 from parallel_keras.errors import UnsupportedError
-from parallel_keras.strategies import DataParallel, PipelineParallel, SingleDevice, parse
+from parallel_keras.strategies import DataParallel, PipelineParallel, SingleDevice, parse, parsing
 
 
 @pytest.fixture(autouse=True)
@@ -96,9 +96,9 @@ def test_timeouts(timeout):
 
 
 def test_every_name_is_known_once():
-    later, here = set(strategies._LATER), set(strategies._BY_NAME)
+    later, here = set(parsing._LATER), set(parsing._BY_NAME)
     assert not later & here
-    assert set(strategies._ELSEWHERE.values()) <= later | here
+    assert set(parsing._ELSEWHERE.values()) <= later | here
 
 
 def test_pipelines():
