@@ -221,11 +221,6 @@ FEATURES = {
         "Place its calls on one stage, or use two layers.",
         _pipeline("in which order the stages would change it is not known"),
     ),
-    "wrapped_optimizer": Feature(
-        "an optimizer around others (loss scaling, MultiOptimizer)",
-        "Train in float32 or bfloat16, with one optimizer.",
-        _pipeline("each stage updates its own variables", ("torch",)),
-    ),
     "untraceable_call": Feature(
         "a `call` that cannot be traced with symbolic inputs",
         "Let `call` use layers and `keras.ops` on its inputs only, put weights and random draws "
