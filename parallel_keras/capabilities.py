@@ -122,10 +122,8 @@ FEATURES = {
         "`steps_per_execution` above 1",
         "Leave `steps_per_execution` at 1.",
         {
-            **_data("batch logs and callbacks would be skipped on some replicas"),
-            ("single", "torch"): "Keras's torch backend does not support it",
-            ("model", "torch"): "Keras's torch backend does not support it",
-            **_pipeline("batch logs and callbacks would be skipped for some batches"),
+            (strategy, "torch"): "Keras's torch backend does not support it"
+            for strategy in STRATEGIES
         },
     ),
     "jit_compile": Feature(
