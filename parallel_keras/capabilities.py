@@ -122,10 +122,8 @@ FEATURES = {
         "`steps_per_execution` above 1",
         "Leave `steps_per_execution` at 1.",
         {
-            **_data("batch logs and callbacks would be skipped on some replicas"),
-            ("single", "torch"): "Keras's torch backend does not support it",
-            ("model", "torch"): "Keras's torch backend does not support it",
-            **_pipeline("batch logs and callbacks would be skipped for some batches"),
+            (strategy, "torch"): "Keras's torch backend does not support it"
+            for strategy in STRATEGIES
         },
     ),
     "jit_compile": Feature(
@@ -220,11 +218,6 @@ FEATURES = {
         "a layer with state (moving averages, a seed) that is called on two stages",
         "Place its calls on one stage, or use two layers.",
         _pipeline("in which order the stages would change it is not known"),
-    ),
-    "wrapped_optimizer": Feature(
-        "an optimizer around others (loss scaling, MultiOptimizer)",
-        "Train in float32 or bfloat16, with one optimizer.",
-        _pipeline("each stage updates its own variables", ("torch",)),
     ),
     "untraceable_call": Feature(
         "a `call` that cannot be traced with symbolic inputs",

@@ -48,8 +48,6 @@ def of_compile(model):
     for loss in user_losses(model):
         if _reduction(loss) in ("none", None):
             yield "loss_none", f"loss={loss!r} with reduction={loss.reduction!r}"
-    if model.optimizer is not None and keras_internals.inner_optimizers(model.optimizer):
-        yield "wrapped_optimizer", type(model.optimizer).__name__
     if model.steps_per_execution > 1:
         yield "steps_per_execution", f"steps_per_execution={model.steps_per_execution}"
     if model.jit_compile:

@@ -148,6 +148,9 @@ from parallel_keras.keras_internals.optimizers import (
     overridden as overridden,
 )
 from parallel_keras.keras_internals.optimizers import (
+    own_scalars as own_scalars,
+)
+from parallel_keras.keras_internals.optimizers import (
     raw_iterations as raw_iterations,
 )
 from parallel_keras.keras_internals.optimizers import (
@@ -155,6 +158,9 @@ from parallel_keras.keras_internals.optimizers import (
 )
 from parallel_keras.keras_internals.optimizers import (
     untracked_variables as untracked_variables,
+)
+from parallel_keras.keras_internals.optimizers import (
+    with_inner_optimizers as with_inner_optimizers,
 )
 from parallel_keras.keras_internals.optimizers import (
     with_moving_averages as with_moving_averages,

@@ -66,13 +66,18 @@ def every_optimizer(model):
     """
     held = [v for v in vars(model).values() if isinstance(v, keras.optimizers.Optimizer)]
     compiled = [model.optimizer] if model.compiled and model.optimizer is not None else []
-    return _with_inner(list({id(o): o for o in (*compiled, *held)}.values()))
+    return with_inner_optimizers({id(o): o for o in (*compiled, *held)}.values())[::-1]
 
 
-def _with_inner(found):
+def with_inner_optimizers(optimizers):
+    """Optimizers, then the ones that they wrap."""
+    found = list(optimizers)
     for optimizer in found:  # grows while it is read
         found += inner_optimizers(optimizer)
-    return found[::-1]
+    return found
+
+
+_TRAINABLES = "_trainable_variables"
 
 
 def slots(optimizer):
@@ -81,10 +86,12 @@ def slots(optimizer):
     base_optimizer.py, 3.15.1: such state is in lists as long as that of the
     variables, or is named after the variable's path.
     """
-    trainables = list(getattr(optimizer, "_trainable_variables", ()))
+    trainables = list(getattr(optimizer, _TRAINABLES, ()))
     found = {}
-    for value in vars(optimizer).values():
-        if isinstance(value, list) and value is not trainables and len(value) == len(trainables):
+    for name, value in vars(optimizer).items():
+        # Of `_variables`, the list of all of them, the length says nothing.
+        is_by_variable = isinstance(value, list) and name not in ("_variables", _TRAINABLES)
+        if is_by_variable and len(value) == len(trainables):
             for slot, reference in zip(value, trainables, strict=True):
                 if isinstance(slot, keras.Variable) and slot is not reference:
                     found[id(slot)] = slot, reference
@@ -128,6 +135,17 @@ def overridden(optimizer, methods):
         for name in methods:
             members.pop(name, None)
         members.update(before)
+
+
+def own_scalars(optimizer):
+    """The numbers of an optimizer itself: those of no variable and of no inner optimizer.
+
+    base_optimizer.py, 3.15.1.
+    """
+    slot_ids = {id(slot) for slot, _ in slots(optimizer)}
+    found = [*optimizer._variables, *untracked_variables(optimizer)]
+    unique = {id(v): v for v in found}.values()
+    return [v for v in unique if not tuple(v.shape) and id(v) not in slot_ids]
 
 
 def untracked_variables(optimizer):

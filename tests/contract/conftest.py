@@ -42,9 +42,10 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True)
 def _plain_keras_between_tests():
-    """A test that changes the global dtype policy does not leak it."""
+    """A test that changes the global dtype policy or type does not leak it."""
     import keras
 
-    policy = keras.config.dtype_policy()
+    policy, floatx = keras.config.dtype_policy(), keras.config.floatx()
     yield
+    keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(policy)

@@ -327,7 +327,7 @@ def _position(path):
 
 
 def _difference(value, other):
-    if value.dtype.kind not in "biufc":
+    if value.dtype.kind not in "biufc" and value.dtype.name != "bfloat16":
         return 0.0 if (value == other).all() else np.inf
     if value.size == 0:
         return 0.0

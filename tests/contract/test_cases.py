@@ -4,7 +4,7 @@ import inspect
 
 import keras
 import pytest
-from cases import batches, kinds, losses, metrics, optimizers
+from cases import batches, kinds, losses, metrics, optimizers, precision
 from harness import check, fit, grid, make
 
 
@@ -30,6 +30,11 @@ def test_kinds(case, strategy):
 
 @pytest.mark.parametrize("case, strategy", grid(metrics))
 def test_metrics(case, strategy):
+    check(case, strategy)
+
+
+@pytest.mark.parametrize("case, strategy", grid(precision))
+def test_precision(case, strategy):
     check(case, strategy)
 
 

@@ -4,13 +4,13 @@ import re
 
 import keras
 import pytest
-from cases import batches, kinds, losses, metrics, optimizers
+from cases import batches, kinds, losses, metrics, optimizers, precision
 from harness import BACKEND, check, grid_of
 
 import parallel_keras as pk
 from parallel_keras.capabilities import FEATURES
 
-ROOMS = (optimizers, batches, losses, kinds, metrics)
+ROOMS = (optimizers, batches, losses, kinds, metrics, precision)
 QUICK = {"global_clipnorm", "ema_overwrite", "rows69_batch16", "sequential_unbuilt"}
 if BACKEND == "torch":  # where nothing is traced
     QUICK |= {
@@ -25,10 +25,7 @@ if BACKEND == "torch":  # where nothing is traced
     }
 # Refused by name: see test_refusals.py.
 REFUSED = {
-    "optimizer_of_several": "wrapped_optimizer",
-    "loss_scale_float32": "wrapped_optimizer",
-    "loss_scale_accumulation": "wrapped_optimizer",
-    "loss_contrastive_scaled": "wrapped_optimizer",
+    "loss_contrastive_scaled": "batch_loss",
     "layer_metric": "layer_metric",
     "loss_vector": "loss_none",
     **dict.fromkeys(
@@ -36,7 +33,11 @@ REFUSED = {
             *("loss_Dice", "loss_Tversky", "loss_Circle", "loss_root", "loss_total"),
             *("loss_correlation", "loss_contrastive", "loss_contrastive_penalized"),
             *("loss_contrastive_accumulation", "loss_contrastive_clipped"),
-            *("loss_contrastive_validation", "loss_contrastive_two_rows"),
+            *(
+                "loss_contrastive_validation",
+                "loss_contrastive_two_rows",
+                "float16_loss_of_the_batch",
+            ),
         ],
         "batch_loss",
     ),

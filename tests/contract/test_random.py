@@ -1,4 +1,4 @@
-"""What is per device by definition, and float16 with its loss scale."""
+"""What is per device by definition."""
 
 import keras
 import models
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import rows
 from cases import compiled
-from harness import LONG_WHERE_TRACED, compare, fit, make, number, state
+from harness import LONG_WHERE_TRACED, compare, fit, make, state
 from keras import layers, optimizers
 
 OPTIONS = {"batch_size": 16, "verbose": 0, "shuffle": False}
@@ -99,78 +99,3 @@ def test_unsynchronized_batch_normalization_is_per_device(strategy):
     before = model.predict(data["x"], verbose=0)
     model.set_strategy(None)
     np.testing.assert_allclose(model.predict(data["x"], verbose=0), before, atol=1e-6)
-
-
-# ---- float16 ------------------------------------------------------------------
-
-
-def _half(strategy, optimizer, overflow=()):
-    keras.config.set_dtype_policy("mixed_float16")
-    model = make(models.mlp, compiled(optimizer)(), strategy)
-    assert isinstance(model.optimizer, optimizers.LossScaleOptimizer)
-    data = rows.classes()
-    scales = []
-    for step in range(6):
-        weights = np.ones(16, "float32")
-        if step in overflow:
-            weights[15] = 1e5  # the last replica's row: its gradient leaves float16
-        model.train_on_batch(data["x"][:16], data["y"][:16], sample_weight=weights)
-        scales.append(number(model.optimizer.dynamic_scale))
-    return {"scales": scales, "steps": number(model.optimizer.iterations), **state(model)}
-
-
-def _scaled():
-    return optimizers.LossScaleOptimizer(
-        optimizers.SGD(0.1, momentum=0.9), initial_scale=256.0, dynamic_growth_steps=3
-    )
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_mixed_float16(strategy):
-    expected, received = (_half(each, _scaled) for each in (None, strategy))
-    assert expected["scales"] == received["scales"]
-    # Activations and gradients have 11 bits; sums of rows are rounded in another order.
-    compare("mixed_float16", strategy, expected, received, tolerance=2e-3)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_an_overflow_anywhere_skips_the_step_everywhere(strategy):
-    expected, received = (_half(each, _huge, overflow=(2,)) for each in (None, strategy))
-    assert expected["scales"] == received["scales"]
-    assert expected["scales"][2] == expected["scales"][1] / 2, "the oracle did not overflow"
-    finite = [np.isfinite(value).all() for value in received["weights"].values()]
-    assert all(finite)
-    compare("mixed_float16_overflow", strategy, expected, received, tolerance=2e-3)
-
-
-def _huge():
-    return optimizers.LossScaleOptimizer(optimizers.SGD(0.1), initial_scale=2.0**14)
-
-
-@LONG_WHERE_TRACED
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_mixed_bfloat16(strategy):
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    records = []
-    for chosen in (None, strategy):
-        model = make(models.mlp, compiled()(), chosen)
-        history = fit(model, **rows.classes(), **OPTIONS)
-        records.append({"history": history, **state(model)})
-    # Eight bits of mantissa.
-    compare("mixed_bfloat16", strategy, *records, tolerance=2e-2)
-
-
-@LONG_WHERE_TRACED
-@pytest.mark.parametrize("strategy", ["data=3"])
-def test_float64(strategy):
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    try:
-        records = []
-        for chosen in (None, strategy):
-            model = make(models.mlp, compiled()(), chosen)
-            history = fit(model, **rows.classes(), **OPTIONS)
-            records.append({"history": history, **state(model)})
-    finally:
-        keras.config.set_floatx("float32")
-    compare("float64", strategy, *records)

@@ -6,6 +6,7 @@ batch size, for generators, and for the on_batch methods alike.
 """
 
 import contextlib
+import itertools
 
 import keras
 import tensorflow as tf
@@ -76,16 +77,24 @@ class WholeBatches(Lowering):
 
         def function(iterator):
             if not isinstance(iterator, tf.data.Iterator):
-                return at_hand(specs.arrays(keras_internals.unpack(next(iter(iterator)))))
+                batches = (specs.arrays(keras_internals.unpack(data)) for data in iterator)
+                return _last(at_hand(data) for data in self._of_an_execution(batches))
             if not look.is_over:
                 spec = specs.spec_of(iterator)
                 if look.is_needed(spec):
-                    return at_hand(specs.batch_of(next(iterator)), spec)
+                    batches = (specs.batch_of(data) for data in iterator)
+                    return _last(at_hand(data, spec) for data in self._of_an_execution(batches))
             return self.finished(kind, self._traced(kind, lambda _, on: on(iterator)))
 
-        if kind == "predict":
-            return lambda data: at_hand(specs.arrays(keras_internals.unpack(data[0])[:1]))
-        return function
+        def predict(batches):
+            data = (specs.arrays(keras_internals.unpack(one)[:1]) for one in batches)
+            return _together([at_hand(one) for one in data])
+
+        return predict if kind == "predict" else function
+
+    def _of_an_execution(self, batches):
+        """The next batches of an iterator: as many as Keras takes between two callbacks."""
+        return itertools.islice(batches, self.model.steps_per_execution)
 
     def _traced(self, kind, use):
         """Use the functions of a kind, traced anew where their graph knew too much."""
@@ -105,7 +114,7 @@ class WholeBatches(Lowering):
         return made[self.findings]
 
     def _compile(self, step):
-        """The step on a batch at hand, and on the next one of an iterator."""
+        """The step on a batch at hand, and on the next ones of an iterator."""
 
         @tf.autograph.experimental.do_not_convert
         def on_data(data):
@@ -115,9 +124,12 @@ class WholeBatches(Lowering):
         if not self.model.run_eagerly:
             on_data = tf.function(on_data, reduce_retracing=True)
 
+        steps = self.model.steps_per_execution
+
         @tf.autograph.experimental.do_not_convert
         def on_iterator(iterator):
-            return on_data(specs.batch_of(iterator.get_next()))
+            result = on_data(specs.batch_of(iterator.get_next()))
+            return result if steps == 1 else _others(on_data, iterator, steps - 1, result)
 
         if not self.model.run_eagerly:
             on_iterator = tf.function(on_iterator, reduce_retracing=True)
@@ -129,6 +141,53 @@ class WholeBatches(Lowering):
         is_lambda = (isinstance(layer, keras.layers.Lambda) for layer in layers)
         if any(is_lambda) or features.has_user_code(self.model):
             keras_internals.ensure_global_seed()
+
+
+def _others(step, iterator, count, result):
+    """More steps on the next batches of an iterator, as long as there are some.
+
+    Args:
+        step: Function of a batch.
+        iterator: A `tf.data.Iterator`.
+        count: Int, at least one. How many.
+        result: What the step before gave.
+
+    Returns:
+        What the last step gave.
+    """
+
+    def is_there(done, batch, _):
+        return tf.logical_and(done < count, batch.has_value())
+
+    def one_more(done, batch, _):
+        result = step(specs.batch_of(batch.get_value()))
+        # No batch is taken that this execution does not need.
+        following = tf.cond(done + 1 < count, iterator.get_next_as_optional, lambda: batch)
+        return done + 1, following, result
+
+    start = tf.constant(0), iterator.get_next_as_optional(), result
+    *_, result = tf.while_loop(is_there, one_more, start)
+    return result
+
+
+def _last(results):
+    """The last of some results, each made when the one before is there."""
+    result = _NOTHING
+    for result in results:  # noqa: B007
+        pass
+    if result is _NOTHING:
+        raise StopIteration
+    return result
+
+
+_NOTHING = object()
+
+
+def _together(outputs):
+    """The outputs for several batches as one."""
+    if len(outputs) == 1:
+        return outputs[0]
+    return tree.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
 
 def _of_any_size(data):

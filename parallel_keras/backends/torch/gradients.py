@@ -89,7 +89,7 @@ class GradientReducer:
     def _reduce(self, held):
         self.reached = self._reached_anywhere()
         result = [None] * len(self.parameters)
-        for dtype in {parameter.dtype for parameter in self.parameters}:
+        for dtype in dict.fromkeys(parameter.dtype for parameter in self.parameters):
             chosen = [
                 index
                 for index, parameter in enumerate(self.parameters)

@@ -120,7 +120,7 @@ class PlacedOptimizer:
     def _on_each_device(self, variables, function):
         """Call a function of the numbers of the variables of a device, for each device."""
         places = [self.place(v) for v in variables]
-        scalars = self._scalars()
+        scalars = keras_internals.own_scalars(self.optimizer)
         originals = [v._value for v in scalars]
         starts = [value.detach().clone() for value in originals]
         before = keras_internals.torch_device()
@@ -138,13 +138,3 @@ class PlacedOptimizer:
                 for variable, original in zip(scalars, originals, strict=True):
                     new, variable._value = variable._value, original
                     original.copy_(new)
-
-    def _scalars(self):
-        """Numbers of the optimizer itself: those that belong to no variable."""
-        slots = {id(slot) for slot, _ in keras_internals.slots(self.optimizer)}
-        found = [*self.optimizer.variables, *keras_internals.untracked_variables(self.optimizer)]
-        return [
-            v
-            for v in {id(v): v for v in found}.values()
-            if not tuple(v.shape) and id(v) not in slots
-        ]

@@ -307,8 +307,6 @@ class _Stages(Shipment):
         """A training step has changed the workers' variables."""
         if not self._remote:
             self._remote = [v for v in self.homes.variables if self.homes.owner(v)]
-            if self.rank.scalars_are_with:
-                self._remote += self.homes.of_all()
             remote.make_remote([v._value for v in self._remote], self.collect)
         self.forwarder.taken()
 
@@ -320,11 +318,10 @@ class _Stages(Shipment):
         variables, self._remote = self._remote, []
         try:
             for rank in range(1, lowering.world_size):
-                with_all = rank == self.rank.scalars_are_with
-                lowering.pool.send(rank, ("collect", lowering.key, with_all))
-                wanted = self.homes.of(rank) + (self.homes.of_all() if with_all else [])
+                lowering.pool.send(rank, ("collect", lowering.key))
                 with torch._C.DisableTorchFunctionSubclass():
-                    shipping.receive([v._value for v in wanted], rank, lowering.pool.group)
+                    wanted = [v._value for v in self.homes.of(rank)]
+                    shipping.receive(wanted, rank, lowering.pool.group)
         except BaseException as error:
             self._remote = variables
             explained = lowering.pool.explain(error) if isinstance(error, Exception) else None

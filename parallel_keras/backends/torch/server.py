@@ -67,9 +67,9 @@ class Server:
         """One train, test or predict step."""
         self.models[key].step(number, kind, work, changes)
 
-    def on_collect(self, key, with_numbers_of_all):
+    def on_collect(self, key):
         """Hand the caller the variables that change here."""
-        self.models[key].collect(with_numbers_of_all)
+        self.models[key].collect()
 
     def on_events(self, key):
         """Tell when the last training step's pieces of work began and ended."""

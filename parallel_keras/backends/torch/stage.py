@@ -45,12 +45,11 @@ class StageRank:
         self.channel = channel
         self.events: list = []
         self._notes: list = []  # the events of the step that goes on
-        self._updating: list | None = None  # the ranks that update, once known
         self._optimizer: Any = None
 
     def refresh(self):
         """Find out anew which variables train."""
-        self._updating = self._optimizer = None
+        self._optimizer = None
 
     # ---- steps ----
 
@@ -111,38 +110,11 @@ class StageRank:
         with self.noting("update", None), torch.no_grad():
             self._bring_gradients_home(staged, stage)
             own = [v for v in stage.variables if v.trainable]
-            gradients = [v._value.grad for v in own]
-            has_gradients = any(g is not None for g in gradients)
-            if self._updating is None:
-                self._updating = self._ranks_where(has_gradients)
-            if has_gradients:
-                if self._optimizer is None:
-                    self._optimizer = StageOptimizer(self.model.optimizer, own, self._add_up)
-                self._optimizer.apply(gradients)
+            if self._optimizer is None:
+                ranks = self.rank, self.group, self.channel
+                self._optimizer = StageOptimizer(self.model.optimizer, own, *ranks)
+            self._optimizer.apply([v._value.grad for v in own])
             self._take_shared(staged, stage)
-
-    @property
-    def scalars_are_with(self):
-        """The rank whose iterations, and other numbers of the optimizer's own, are right."""
-        return min(self._updating, default=0) if self._updating else 0
-
-    def _ranks_where(self, flag):
-        flags = torch.zeros(self.group.size())
-        flags[self.rank] = float(flag)
-        self.group.allreduce([flags]).wait()
-        return [rank for rank, one in enumerate(flags.tolist()) if one]
-
-    def _add_up(self, scalar):
-        """The sum of a scalar over the ranks that update, the same on all of them."""
-        root, *others = self._updating or [self.rank]
-        if self.rank != root:
-            self.channel.send(root, [scalar])
-            return self.channel.receive(root, 1)[0]
-        for other in others:
-            scalar = scalar + self.channel.receive(other, 1)[0]
-        for other in others:
-            self.channel.send(other, [scalar])
-        return scalar
 
     def _bring_gradients_home(self, staged, stage):
         """Gradients of a variable that several stages use add up with its owner."""

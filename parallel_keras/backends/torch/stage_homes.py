@@ -25,8 +25,9 @@ class Homes:
             for variable in stage.borrowed:
                 self._borrowers.setdefault(id(variable), []).append(stage.number)
         if model.compiled and model.optimizer is not None and model.optimizer.built:
-            for slot, reference in keras_internals.slots(model.optimizer):
-                self._owners[id(slot)] = self._owners.get(id(reference), 0)
+            for optimizer in keras_internals.with_inner_optimizers([model.optimizer]):
+                for slot, reference in keras_internals.slots(optimizer):
+                    self._owners[id(slot)] = self._owners.get(id(reference), 0)
 
     def owner(self, variable):
         """The rank where a variable changes; `None` for what each rank has for itself."""

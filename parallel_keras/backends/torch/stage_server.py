@@ -93,11 +93,9 @@ class ServedStage:
             self.rank.refresh()
         shipping.receive(self.homes.chosen(numbers, self.context.rank), 0, self.context.group)
 
-    def collect(self, with_numbers_of_all):
+    def collect(self):
         """Hand the caller the variables that change here."""
         variables = self.homes.of(self.context.rank)
-        if with_numbers_of_all:
-            variables += self.homes.of_all()
         shipping.send([v._value for v in variables], 0, self.context.group)
 
 

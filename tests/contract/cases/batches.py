@@ -4,7 +4,20 @@ import models
 import numpy as np
 import rows
 
-from cases import adam, case, compiled
+from cases import adam, case, compiled, losses
+
+
+def together(name, steps, loss="sparse_categorical_crossentropy", data=rows.classes, **rest):
+    """Several batches between two callbacks; the last time there may be fewer."""
+    metrics = ("mae",) if callable(loss) else ("accuracy",)
+    return case(
+        f"steps_per_execution_{name}",
+        models.regressor if callable(loss) else models.mlp,
+        data,
+        compiled(adam, loss=loss, metrics=metrics, steps_per_execution=steps),
+        backend="tensorflow",
+        **rest,
+    )
 
 
 def sized(n, batch_size, **rest):
@@ -26,6 +39,8 @@ TRACED = {
     "class_weight",
     "validation_split",
     "steps_per_epoch",
+    "steps_per_execution_last_partial",
+    "steps_per_execution_probed",
 }
 
 CASES = [
@@ -84,6 +99,13 @@ CASES = [
         quick=(),
     ),
     case("steps_per_epoch", fit={"steps_per_epoch": 2, "epochs": 3}),
+    # 4 batches: 3, and the last one, of a single row.
+    together("last_partial", 3, data=lambda: rows.with_validation(rows.classes())),
+    together("probed", 3, losses.rows_error, rows.regression),
+    together("of_one", 4, quick=()),
+    together("too_many", 9, quick=()),
+    # Plain Keras takes as many as an execution has, even where an epoch has fewer.
+    together("of_epoch", 2, fit={"steps_per_epoch": 3, "epochs": 3}, quick=()),
     case("initial_epoch", fit={"initial_epoch": 1, "epochs": 3}),
     case("inputs_float64", data=lambda: _as(rows.classes(), "float64")),
     case("inputs_uint8", data=lambda: _as(rows.classes(), "uint8"), quick=()),
