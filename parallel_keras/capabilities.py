@@ -96,12 +96,17 @@ FEATURES = {
         ),
     ),
     "batch_added_loss": Feature(
-        "an `add_loss` that is not a mean over the rows of the batch",
-        "Add the mean over the rows, or pass the loss to `compile`.",
+        "an `add_loss` that is neither a mean nor a sum over the rows of the batch",
+        "Add the mean or the sum over the rows, or pass the loss to `compile`.",
         _spread(
-            "on the first batch its value on all rows differed from the combination of its "
-            "values on parts of the rows"
+            "on the first batch its value on all rows was not to be had from its values on parts "
+            "of the rows"
         ),
+    ),
+    "split_sum": Feature(
+        "a layer that adds a sum over the rows to the loss, called on two stages",
+        "Place its calls on one stage, use two layers, or add the mean over the rows.",
+        _pipeline("which of its terms are sums is not known of its calls"),
     ),
     "batch_state": Feature(
         "a layer of your own whose state is not an average over the rows of the batch",

@@ -10,6 +10,7 @@ Everything runs under a stateless scope: no variable is touched.
 """
 
 import contextlib
+import contextvars
 import itertools
 from typing import NamedTuple
 
@@ -32,11 +33,14 @@ class Findings(NamedTuple):
     Attributes:
         averaged: Frozenset of the ids of the metrics' variables whose change counts with
             the part's share of the rows. All others are summed.
+        summed: Frozenset of the keys of what layers add to the loss as a sum over the rows:
+            it counts in full. All else that they add counts with the share of the rows.
         of_the_batch: String, the loss or metric that has to be computed on the whole
             batch. Empty where all add up.
     """
 
     averaged: frozenset = frozenset()
+    summed: frozenset = frozenset()
     of_the_batch: str = ""
 
     def described(self):
@@ -95,9 +99,16 @@ def probe(model, strategy, x, y=None, sample_weight=None):
     def refuse(feature, received):
         capabilities.check(feature, strategy, backends.name(), received)
 
-    y_pred = _probe_forward(model, data, parts, shares, refuse)
+    with _tolerance_of(model):
+        y_pred, summed = _probe_forward(model, data, parts, shares, refuse)
+        found = _probe_compiled(model, data, y_pred, parts, shares, refuse)
+    return found._replace(summed=summed)
+
+
+def _probe_compiled(model, data, y_pred, parts, shares, refuse):
+    """Compare what `compile` was given: losses and metrics."""
     found = known(model)
-    if not model.compiled or y is None or found.of_the_batch:
+    if not model.compiled or data[1] is None or found.of_the_batch:
         return found
     if any(keras_internals.keras_mask(leaf) is not None for leaf in tree.flatten(y_pred)):
         return Findings(of_the_batch="the loss of an output with a mask")
@@ -165,36 +176,84 @@ def _makes_masks(model):
 
 
 def _probe_forward(model, data, parts, shares, refuse):
-    """Run the model; compare `add_loss` terms, layer state and layer metrics."""
+    """Run the model; compare its outputs, `add_loss` terms and the state of its layers.
+
+    Returns:
+        The outputs, and the keys of the `add_loss` terms that are sums over the rows.
+    """
     layers = _unknown_layers(model)
     # A random draw differs between the whole and the parts, which says
     # nothing: such a model is compared with its random layers at rest.
     training = not any(_is_random(layer) for layer in keras_internals.flatten_layers(model))
     whole, y_pred = _forward(model, data, layers, training)
     if not layers and not keras_internals.has_bare_operations(model):
-        return y_pred
+        return y_pred, frozenset()
     outcomes = [_forward(model, _take(data, part), layers, training) for part in parts]
     pieces = [outcome for outcome, _ in outcomes]
     # Statistics of a batch are per device by definition, but only in training.
-    of_rows = [y_pred, *(outputs for _, outputs in outcomes)]
+    of_rows = [(whole, y_pred), *outcomes]
+    rests = not training
     if training and any(_has_statistics(x) for x in keras_internals.flatten_layers(model)):
-        of_rows = [
-            _forward(model, rows, layers, False)[1]
-            for rows in (data, *(_take(data, part) for part in parts))
-        ]
-    _probe_outputs(of_rows, layers, refuse)
-    if not _close(whole.losses, _mean([p.losses for p in pieces], shares)):
-        names = ", ".join(sorted({type(layer).__name__ for layer in layers}))
-        refuse(
-            "batch_added_loss",
-            f"add_loss or activity losses in {names}: {float(whole.losses)} on {sum_rows(parts)} "
-            f"rows, {float(_mean([p.losses for p in pieces], shares))} from its parts",
-        )
+        rests = True
+        of_rows = _forward_on_all(model, data, parts, layers, training=False)
+    _probe_outputs([outputs for _, outputs in of_rows], layers, refuse)
+    summed = _probe_added(model, [outcome for outcome, _ in of_rows], parts, shares, refuse)
+    summed |= _probe_others_added(model, data, parts, shares, of_rows[0][0], rests, refuse)
     for key, (label, value) in whole.state.items():
         values = [piece.state[key][1] for piece in pieces if key in piece.state]
         if len(values) < len(pieces) or not _close(value, _mean(values, shares)):
             refuse("batch_state", f"variable {label}")
-    return y_pred
+    return y_pred, summed
+
+
+def _probe_added(model, outcomes, parts, shares, refuse, known=()):
+    """The keys of the `add_loss` terms that are sums over the rows; all others are means."""
+    whole, *pieces = (outcome.losses for outcome in outcomes)
+    summed = set()
+    for key in whole.keys() - known:
+        if any(key not in piece for piece in pieces):
+            _refuse_added(model, key, "it is not added for each part of a batch", refuse)
+        values = [piece.get(key, np.nan) for piece in pieces]
+        mean = _mean(values, shares)
+        if _close(whole[key], mean):
+            continue
+        if not _close(whole[key], sum(values)):
+            text = f"{whole[key]:.6g} on {sum_rows(parts)} rows, {mean:.6g} from its parts"
+            _refuse_added(model, key, text, refuse)
+        summed.add(key)
+    return frozenset(summed)
+
+
+def _probe_others_added(model, data, parts, shares, seen, rests, refuse):
+    """The same for terms that are added only in training, or only at rest."""
+    layers = _unknown_layers(model)
+    if not _takes_training(model):
+        return frozenset()
+    other, _ = _forward(model, data, layers, training=rests)
+    unknown = other.losses.keys() - seen.losses.keys()
+    if unknown and rests:
+        text = "it is added in training only, where random draws or statistics hide what it is"
+        _refuse_added(model, min(unknown), text, refuse)
+    if not unknown:
+        return frozenset()
+    outcomes = _forward_on_all(model, data, parts, layers, training=rests)
+    known = seen.losses.keys()
+    return _probe_added(model, [one for one, _ in outcomes], parts, shares, refuse, known)
+
+
+def _refuse_added(model, key, text, refuse):
+    layer = keras_internals.flatten_layers(model)[key[0]]
+    refuse("batch_added_loss", f"add_loss or activity loss of {_kind_and_name(layer)}: {text}")
+
+
+def _kind_and_name(layer):
+    return f"layer {layer.name} ({type(layer).__name__})"
+
+
+def _forward_on_all(model, data, parts, layers, training):
+    """What `_forward` gives for all rows, then for each part of them."""
+    of_parts = (_take(data, part) for part in parts)
+    return [_forward(model, rows, layers, training) for rows in (data, *of_parts)]
 
 
 def _probe_outputs(outputs, layers, refuse):
@@ -218,7 +277,7 @@ def sum_rows(parts):
 
 
 class _Outcome:
-    """What one forward pass left behind: the sum of losses, and new states."""
+    """What one forward pass left behind: what each layer added to the loss, and new states."""
 
     def __init__(self, losses, state):
         self.losses = losses
@@ -230,7 +289,8 @@ def _forward(model, data, layers, training):
     with keras_internals.ObservingScope() as scope:
         with keras_internals.no_gradient():
             y_pred = model(x, training=training) if _takes_training(model) else model(x)
-            losses = sum((np.sum(_numpy(loss)) for loss in model.losses), 0.0)
+            added = keras_internals.added_by_layers(model)
+            losses = {key: _numpy(loss) for key, loss in added.items()}
         state = {}
         metric_ids = {id(v) for metric in model.metrics for v in metric.variables}
         for layer in layers:
@@ -326,7 +386,7 @@ def _probe_metrics(model, data, y_pred, parts, shares):
         if not all(_close(whole[key], _mean([p[key] for p in pieces], shares)) for key in keys):
             return Findings(of_the_batch=_described(metric))
         averaged.update(keys)
-    return Findings(frozenset(averaged))
+    return Findings(averaged=frozenset(averaged))
 
 
 def _described(metric):
@@ -407,11 +467,23 @@ def _numpy(value):
     return np.asarray(ops.convert_to_numpy(ops.cast(value, "float64")))
 
 
+@contextlib.contextmanager
+def _tolerance_of(model):
+    """Compare as exactly as the coarsest type in which a model computes allows."""
+    types = {layer.compute_dtype for layer in keras_internals.flatten_layers(model)}
+    types.add(keras.config.floatx())
+    token = _tolerance.set(max(_TOLERANCE.get(one, 1e-4) for one in types))
+    try:
+        yield
+    finally:
+        _tolerance.reset(token)
+
+
+_tolerance = contextvars.ContextVar("tolerance", default=1e-4)
+
+
 def _close(value, other):
-    tolerance = _TOLERANCE.get(keras.config.floatx(), 1e-4)
-    for policy in ("float16", "bfloat16"):
-        if policy in keras.config.dtype_policy().name:
-            tolerance = _TOLERANCE[policy]
+    tolerance = _tolerance.get()
     scale = np.maximum(np.abs(value), np.abs(other))
     with np.errstate(invalid="ignore"):
         close = np.abs(value - other) <= tolerance * scale + 1e-6

@@ -92,6 +92,15 @@ class Pipelined(Lowering):
         """Cut the model anew when it runs next: it may have changed."""
         self._staged = {}
 
+    def refuse_split_sums(self, findings, cut):
+        """Of a layer that adds to the loss on two stages, which term is a sum is not known."""
+        numbers = {number for number, _ in findings.summed}
+        layers = keras_internals.flatten_layers(self.model)
+        for layer in (layers[number] for number in sorted(numbers)):
+            if sum(any(layer is one for one in stage.layers) for stage in cut.stages) > 1:
+                received = f"layer {layer.name} ({type(layer).__name__}), which is called on two"
+                capabilities.check("split_sum", self.strategy, backends.name(), received)
+
     def loss_of_parts(self, cut):
         """Whether each micro-batch's loss is known by itself."""
         return features.adds_up_by_rows(self.model) and not cut.graph.is_masked

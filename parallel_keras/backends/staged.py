@@ -41,7 +41,7 @@ class Staged:
             self.graph.calls, self.numbers, self.graph.inputs, self.graph.outputs, self.graph.losses
         )
         owners: dict = {}
-        self.stages = [ComputedStage(model, part, owners, training) for part in parts]
+        self.stages = [ComputedStage(model, part, owners, self) for part in parts]
         self.stages[0].own_the_rest(model, owners)
         _refuse_shared_state(strategy, self.stages)
 
@@ -61,11 +61,11 @@ class ComputedStage:
         layers: List of the layers that compute here, nested ones too.
     """
 
-    def __init__(self, model, part, owners, training):
+    def __init__(self, model, part, owners, staged):
         self.model = model
         self.part = part
         self.number = part.number
-        self.training = training
+        self.training = staged.training
         operations = {id(call.operation): call.operation for call in part.calls if not call.enters}
         found: dict = {}
         for operation in operations.values():
@@ -73,6 +73,10 @@ class ComputedStage:
                 for layer in keras_internals.flatten_layers(operation):
                     found[id(layer)] = layer
         self.layers = list(found.values())
+        all_layers = enumerate(keras_internals.flatten_layers(model))
+        self._numbered = [(number, layer) for number, layer in all_layers if id(layer) in found]
+        # By their numbers among the values: the keys of what the model's own `call` adds.
+        self._adds = {n: (0, staged.graph.losses.index(n)) for n in part.adds}
         used = [v for x in self.layers for v in keras_internals.own_variables(x)]
         used += [v for call in part.calls for v in call.variables]
         used = list({id(v): v for v in used}.values())
@@ -100,14 +104,15 @@ class ComputedStage:
             values: Dict from the number of a value to a tensor.
 
         Returns:
-            A list of scalars: what the layers added to the loss, as means over these rows.
+            A dict of scalars: what the layers added to the loss for these rows, with the keys
+            of `keras_internals.take_losses`.
         """
         with keras_internals.calling(self.model, self.training):
             for call in self.part.calls:
                 call(values, self.training)
-            added = keras_internals.take_losses(self.layers)
-        added += [values[number] for number in self.part.adds]
-        return [keras.ops.sum(loss) for loss in added]
+            added = keras_internals.take_losses(self._numbered)
+        added.update((key, values[number]) for number, key in self._adds.items())
+        return {key: keras.ops.sum(loss) for key, loss in added.items()}
 
     def regularization(self):
         """A list of scalars: the regularizers of the trainable variables that live here."""

@@ -250,6 +250,9 @@ from parallel_keras.keras_internals.training import (
     add_up_losses as add_up_losses,
 )
 from parallel_keras.keras_internals.training import (
+    added_by_layers as added_by_layers,
+)
+from parallel_keras.keras_internals.training import (
     added_losses as added_losses,
 )
 from parallel_keras.keras_internals.training import (

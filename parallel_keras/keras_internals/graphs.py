@@ -14,6 +14,7 @@ from parallel_keras.keras_internals.layers import (
     graph_of,
     keras_mask,
     nodes_in_order,
+    own_losses,
     set_keras_mask,
 )
 
@@ -242,15 +243,20 @@ def calling(model, training):
         global_state.set_global_attribute("current_call_ctx", before)
 
 
-def take_losses(layers):
-    """What the last calls of some layers gave `add_loss`. layers/layer.py, 3.15.1."""
+def take_losses(numbered):
+    """What the last calls of some layers gave `add_loss`, and no more.
+
+    layers/layer.py, 3.15.1.
+
+    Args:
+        numbered: Pairs of a number and a layer.
+
+    Returns:
+        A dict as `own_losses` gives it.
+    """
+    found = own_losses(numbered)
     if stateless_scope.in_stateless_scope():
-        scope = stateless_scope.get_stateless_scope()
-        found, scope.losses = list(scope.losses), []
-        return found
-    found = []
-    for layer in layers:
-        if layer._losses:
-            found += layer._losses
-            layer._losses.clear()
+        stateless_scope.get_stateless_scope().losses = []
+    for _, layer in numbered:
+        layer._losses.clear()
     return found

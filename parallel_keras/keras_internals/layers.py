@@ -14,6 +14,23 @@ def flatten_layers(model, include_self=True):
     return list(model._flatten_layers(include_self=include_self, recursive=True))
 
 
+def own_losses(numbered):
+    """What the last calls of some layers gave `add_loss`. layers/layer.py, 3.15.1.
+
+    Args:
+        numbered: Pairs of a number and a layer.
+
+    Returns:
+        A dict from keys to tensors. A key is the layer's number and, as it may add several,
+        the number of the loss.
+    """
+    return {
+        (number, position): loss
+        for number, layer in numbered
+        for position, loss in enumerate(layer._get_own_losses())
+    }
+
+
 def direct_layers(layer):
     """The layers inside one, one level deep, in the order of their making. layer.py, 3.15.1."""
     return list(layer._flatten_layers(include_self=False, recursive=False))

@@ -4,7 +4,11 @@ import contextlib
 
 import keras
 
-from parallel_keras.keras_internals.layers import compute_output_spec, flatten_layers
+from parallel_keras.keras_internals.layers import (
+    compute_output_spec,
+    flatten_layers,
+    own_losses,
+)
 
 
 def flat_losses(compile_loss):
@@ -69,6 +73,15 @@ def compute_loss(model, x, y, y_pred, sample_weight, training):
 def added_losses(model):
     """What the last call of a model adds to the loss, regularizers included. trainer.py, 3.15.1."""
     return [model._aggregate_additional_loss(loss) for loss in model.losses]
+
+
+def added_by_layers(model):
+    """Dict of what each layer adds to the loss in the last call of a model.
+
+    Its keys are those of `take_losses`. Regularizers of weights are not among them.
+    """
+    found = own_losses(enumerate(flatten_layers(model)))
+    return {key: model._aggregate_additional_loss(loss) for key, loss in found.items()}
 
 
 def add_up_losses(losses):

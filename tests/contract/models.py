@@ -186,6 +186,76 @@ class RowPenalty(layers.Layer):
         return x
 
 
+class SumPenalty(layers.Layer):
+    """Adds a sum over the batch."""
+
+    def call(self, x):
+        self.add_loss(0.01 * ops.sum(ops.square(x)))
+        return x
+
+
+class Penalties(layers.Layer):
+    """Adds sums and means: one value, one for each row, one more for training."""
+
+    def call(self, x, training=False):
+        squares = ops.square(x)
+        self.add_loss(0.1 * ops.mean(squares))
+        self.add_loss(0.01 * ops.sum(squares))
+        if training:
+            self.add_loss(0.02 * ops.sum(ops.abs(x), axis=-1))
+        return x
+
+
+def summed_losses(**dense):
+    x = keras.Input((6,))
+    y = SumPenalty()(layers.Dense(8, activation="tanh", **dense)(x))
+    y = Penalties()(layers.Dense(8, activation="tanh", kernel_regularizer="l2")(y))
+    y = MeanPenalty()(y)
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def summed_losses_regressor():
+    """The same before outputs for a loss that needs the whole batch."""
+    x = keras.Input((6,))
+    y = Penalties()(layers.Dense(8, activation="tanh")(x))
+    return keras.Model(x, layers.Dense(3, activation="softplus")(SumPenalty()(y)))
+
+
+def sum_called_twice():
+    """One layer, on two stages of a pipeline."""
+    x = keras.Input((6,))
+    penalty = SumPenalty()
+    y = penalty(layers.Dense(8, activation="tanh")(x))
+    y = penalty(layers.Dense(8, activation="tanh")(y))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+class SumEncoder(keras.Model):
+    """Adds a sum to the loss in its own `call`, and compiles none."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = layers.Dense(3, activation="tanh")
+        self.decoder = layers.Dense(6)
+
+    def call(self, x):
+        y = self.decoder(self.encoder(x))
+        self.add_loss(0.1 * ops.sum(ops.square(x - y)))
+        self.add_loss(ops.mean(ops.abs(y)))
+        return y
+
+
+def times_rows(x):
+    """Keras divides what an activity regularizer gives by the rows: this one becomes a sum."""
+    return 0.01 * ops.sum(x * x) * ops.cast(ops.shape(x)[0], x.dtype)
+
+
+def summed_activity():
+    layer = layers.Dense(8, activity_regularizer=lambda x: 0.1 * ops.sum(ops.abs(x)))
+    own = layers.Dense(8, activity_regularizer=times_rows)
+    return keras.Sequential([keras.Input((6,)), layer, own, layers.Dense(3, activation="softmax")])
+
+
 def added_losses():
     x = keras.Input((6,))
     y = MeanPenalty()(layers.Dense(8, activation="tanh")(x))

@@ -27,6 +27,7 @@ if BACKEND == "torch":  # where nothing is traced
 REFUSED = {
     "loss_contrastive_scaled": "batch_loss",
     "layer_metric": "layer_metric",
+    "add_loss_sum_twice": "split_sum",
     "loss_vector": "loss_none",
     **dict.fromkeys(
         [
@@ -37,6 +38,7 @@ REFUSED = {
                 "loss_contrastive_validation",
                 "loss_contrastive_two_rows",
                 "float16_loss_of_the_batch",
+                "loss_contrastive_and_sums",
             ),
         ],
         "batch_loss",

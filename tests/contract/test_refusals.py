@@ -79,15 +79,30 @@ class ComputeMetrics(Base):
 # ---- what does not add up over the rows ----------------------------------------
 
 
-class SumPenalty(layers.Layer):
+class LargestPenalty(layers.Layer):
     def call(self, x):
-        self.add_loss(0.01 * ops.sum(ops.square(x)))
+        self.add_loss(ops.mean(x))
+        self.add_loss(0.01 * ops.max(ops.square(x)))
         return x
 
 
-def sum_penalty():
+def largest_penalty():
     x = keras.Input((6,))
-    return keras.Model(x, layers.Dense(3, activation="softmax")(SumPenalty()(x)))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(LargestPenalty()(x)))
+
+
+class TrainingPenalty(layers.Layer):
+    def call(self, x, training=False):
+        if training:
+            self.add_loss(0.01 * ops.sum(ops.square(x)))
+        return x
+
+
+def hidden_penalty():
+    """What it adds in training cannot be told: other rows have other draws."""
+    x = keras.Input((6,))
+    y = TrainingPenalty()(layers.Dropout(0.5)(x))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
 
 
 def broadcast():
@@ -141,13 +156,14 @@ MODELS = [
             call=lambda model, data: model.predict(data["x"], verbose=0)),
     Refusal("compute_loss", ["compute_loss", "ComputeLoss"], ComputeLoss),
     Refusal("compute_metrics", ["compute_metrics", "ComputeMetrics"], ComputeMetrics),
-    Refusal("add_loss_sum", ["SumPenalty"], sum_penalty),
+    Refusal("add_loss_largest", ["LargestPenalty", "add_loss"], largest_penalty),
     # Keras on torch cannot train with it either.
     *([Refusal("reduction_none", ["none", "sum_over_batch_size"], compile=compiled(
         loss=lambda: losses.SparseCategoricalCrossentropy(reduction=None)))]
       if BACKEND == "torch" else []),
-    Refusal("add_loss_sum_on_batch", ["SumPenalty"], sum_penalty,
+    Refusal("add_loss_largest_on_batch", ["LargestPenalty"], largest_penalty,
             call=on_batch("train_on_batch")),
+    Refusal("add_loss_in_training_only", ["TrainingPenalty", "training only"], hidden_penalty),
     Refusal("activation", ["mixes the rows"], activated, regression("mse"), rows.regression),
     Refusal("softmax_over_rows", ["mixes the rows"], softmax_over_rows, regression("mse"),
             rows.regression),

@@ -49,11 +49,14 @@ class Microbatches:
         """
         return (None, ()) if len(self) == 1 else (self.rows[number], self._taken[number])
 
-    def weighted(self, loss, number):
-        """A micro-batch's part of a loss of the batch, from its own mean."""
+    def weighted(self, loss, number, is_sum=False):
+        """A micro-batch's part of a loss of the batch, from its own mean or sum."""
         if not loss.dtype.is_floating:
             loss = tf.cast(loss, keras.config.floatx())
-        return loss if len(self) == 1 else loss * self.rows[number].share(loss.dtype)
+        if len(self) == 1:
+            return loss
+        rows = self.rows[number]
+        return loss * (tf.cast(rows.some, loss.dtype) if is_sum else rows.share(loss.dtype))
 
     def together(self, parts):
         """Tensors of all micro-batches as one, with their Keras masks."""

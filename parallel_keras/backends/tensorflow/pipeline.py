@@ -56,6 +56,11 @@ class Lowering(WholeBatches, Pipelined):
         self.homes.settle(self.staged(x, training=True))
         self.staged(x, training=False)
 
+    def found(self, findings):
+        super().found(findings)
+        if findings.summed:
+            self.refuse_split_sums(findings, self.staged(self._inputs, training=True))
+
     def step(self, kind):
         def step(data):
             cut = self.staged(data[0], training=kind == "train")

@@ -47,7 +47,7 @@ class Replica:
         trainable = [v._value for v in model.trainable_variables]
         with capture(model, self._number) as scope, counting(rows.some):
             with tf.GradientTape() as tape:
-                y_pred, losses = self._forward(x, y, sample_weight, training=True)
+                y_pred, losses = self._forward(x, y, sample_weight, rows, training=True)
                 scaled = [model.optimizer.scale_loss(loss) for loss in losses]
                 shared = [loss * rows.share(loss.dtype) for loss in scaled]
             pairs = [(loss, tf.ones_like(loss)) for loss in shared]
@@ -80,7 +80,7 @@ class Replica:
         rows = self._rows(total)
         x, y, sample_weight = rows.take(data)
         with capture(self.model, self._number) as scope:
-            y_pred, losses = self._forward(x, y, sample_weight, training=False)
+            y_pred, losses = self._forward(x, y, sample_weight, rows, training=False)
             if self.findings.of_the_batch:
                 self._of_the_batch(data, total, y_pred, losses, differentiate=False)
         self._update_metrics(scope, rows, y, y_pred, sample_weight, losses)
@@ -105,15 +105,26 @@ class Replica:
             return self.model(x, training=training)
         return self.model(x)
 
-    def _forward(self, x, y, sample_weight, training):
+    def _forward(self, x, y, sample_weight, rows, training):
         """Outputs, and a list of losses that count with the share of the rows."""
         y_pred = self._call(x, training)
         if self.findings.of_the_batch:
-            return y_pred, keras_internals.added_losses(self.model)
-        loss = keras_internals.compute_loss(
-            self.model, x, y, y_pred, sample_weight, training=training
-        )
-        return y_pred, [loss]
+            losses = keras_internals.added_losses(self.model)
+        else:
+            losses = [
+                keras_internals.compute_loss(
+                    self.model, x, y, y_pred, sample_weight, training=training
+                )
+            ]
+        return y_pred, [*losses, *self._completed(rows)]
+
+    def _completed(self, rows):
+        """What is missing where sums over the rows count with the share, not in full."""
+        if not self.findings.summed:
+            return []
+        added = keras_internals.added_by_layers(self.model)
+        chosen = [added[key] for key in sorted(self.findings.summed & added.keys())]
+        return [tf.math.divide_no_nan(loss, rows.share(loss.dtype)) - loss for loss in chosen]
 
     def _of_the_batch(self, data, total, y_pred, added, differentiate):
         """Have the compiled loss and metrics computed on the whole batch."""

@@ -63,7 +63,7 @@ class Stage:
             if self.is_last:
                 step.outputs.append([values[n] for n in step.cut.graph.outputs])
                 made += step.outputs[-1]
-            step.added += [step.batches.weighted(loss, number) for loss in first.added]
+            step.added += first.added
             made += [values[n] for n in self.computed.part.gives]
             self._finish(schedule.FORWARD, number, start, made or list(values.values()))
             if self.learns:
@@ -164,7 +164,7 @@ class _Pass:
 
     Attributes:
         values: Dict from the number of a value to a tensor.
-        added: List of scalars, what layers added to the loss as means over these rows.
+        added: List of scalars, what layers added to the loss of the batch for these rows.
     """
 
     def __init__(self, stage, number, taken, records, draws=None):
@@ -185,8 +185,12 @@ class _Pass:
         ):
             if self.tape is not None:
                 self.tape.watch(list(self._learning().values()))
-            self.added = stage.computed.forward(self.values)
-            losses = [step.batches.weighted(loss, self.number) for loss in self.added]
+            summed = step.lowering.findings.summed
+            self.added = [
+                step.batches.weighted(loss, self.number, key in summed)
+                for key, loss in stage.computed.forward(self.values).items()
+            ]
+            losses = list(self.added)
             if self.records and stage.is_last and step.by_parts:
                 losses += step.loss_of_part(self.number, self.values)
             self.loss = step.scale(_total(losses)) if self.records and losses else None

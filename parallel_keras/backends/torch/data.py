@@ -184,7 +184,9 @@ class Lowering(lowering.Lowering):
 
     def _send(self, number, kind, data, layouts, counts):
         structure = tree.map_structure(lambda leaf: leaf is not None, data)
-        changes = self.ship.changes((self.averaged, bool(self.findings.of_the_batch)))
+        findings = self.findings
+        news = self.averaged, findings.summed, bool(findings.of_the_batch)
+        changes = self.ship.changes(news)
         for rank, layout in enumerate(layouts, start=1):
             work = (structure, layout, counts[rank], sum(counts), counts[-1] > 0)
             self.pool.send(rank, ("step", self.key, number, kind, work, changes))
@@ -195,6 +197,7 @@ class Lowering(lowering.Lowering):
         own = shipping.to_device(own, self.device)
         before = metrics.before(self.averaged)
         replica.of_the_batch = bool(self.findings.of_the_batch)
+        replica.summed = self.findings.summed
         if kind == "train":
             self._go_on_with_own_parts()
             replica.train(own, counts[0], total, counts[-1] > 0, self._fetch_next)

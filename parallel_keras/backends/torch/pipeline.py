@@ -49,6 +49,7 @@ class Lowering(Pipelined):
         self.device = torch_device(self.devices[0])
         self.ship = _Stages(self)
         self.pool: Any = None
+        self.findings = probing.Findings()
 
     def attach(self):
         """Have the workers started; the first step waits for them."""
@@ -123,10 +124,10 @@ class Lowering(Pipelined):
         self._send(number, kind, data, cut, total, microbatches)
         own = shipping.to_device(data, self.device)
         own = (*own, None, None)[:3]
-        rank = self.ship.rank
+        rank, summed = self.ship.rank, self.findings.summed
         if kind == "predict":
             with torch.no_grad():
-                rank.infer(cut, own, total, microbatches)
+                rank.infer(cut, own, total, microbatches, summed)
             outputs, _ = self._result(number)
             return cut.graph.pack(outputs)
         if kind == "train":
@@ -137,12 +138,13 @@ class Lowering(Pipelined):
                 # The last stage is ahead: its results are there before they are waited for.
                 self._log(number, own, cut, total, added)
 
-            rank.train(cut, own, total, microbatches, order, self.loss_of_parts(cut), see)
+            by_parts = self.loss_of_parts(cut)
+            rank.train(cut, own, total, microbatches, summed, order, by_parts, see)
             self.ship.trained()
             self.ship.events = []
             self.trained_rows = total
         else:
-            added, _ = rank.infer(cut, own, total, microbatches)
+            added, _ = rank.infer(cut, own, total, microbatches, summed)
             self._log(number, own, cut, total, added)
         return self.model.get_metrics_result()
 
@@ -154,8 +156,8 @@ class Lowering(Pipelined):
             structure = tree.map_structure(lambda leaf: leaf is not None, needed)
             arrays = [leaf for leaf in leaves(needed) if leaf is not None]
             layout = self.pool.inbound(rank).write(number % memory.SLOTS, arrays)
-            how = total, microbatches, self.schedule(cut), self.loss_of_parts(cut)
-            work = (self.ship.cut_number(cut), structure, layout, *how)
+            how = microbatches, self.findings.summed, self.schedule(cut), self.loss_of_parts(cut)
+            work = (self.ship.cut_number(cut), structure, layout, total, *how)
             self.pool.send(rank, ("step", self.key, number, kind, work, changes))
             values = self.ship.homes.chosen(changes[0], rank)
             shipping.send(values, rank, self.pool.group)
@@ -193,8 +195,9 @@ class Lowering(Pipelined):
         """Before the first step: do the user's own losses and layers add up?"""
         if self.ship.probed or kind == "predict" or not probing.is_enough(total):
             return
-        if probing.needs_probe(self.model):
-            probing.probe(self.model, self.strategy, *shipping.to_device(data, self.device))
+        on_device = shipping.to_device(data, self.device)
+        self.findings = probing.probe(self.model, self.strategy, *on_device)
+        self.refuse_split_sums(self.findings, self.staged(data[0], training=True))
         self.ship.probed = True
 
     def events(self):

@@ -30,6 +30,7 @@ class Replica:
     Attributes:
         of_the_batch: Bool. Whether loss and metrics are computed on the whole batch, by
             rank 0. The data of its steps then hold its own rows of x only, and all others.
+        summed: Frozenset of the keys of what layers add to the loss as a sum over the rows.
     """
 
     def __init__(self, model, rank, world_size, group, device, has_user_layers):
@@ -39,6 +40,8 @@ class Replica:
         self.averager = StateAverager(model, group, dynamic=has_user_layers)
         self.whole_loss = WholeLoss(model, rank, world_size, group, device)
         self.of_the_batch = False
+        self.summed: frozenset = frozenset()
+        self.share = 0.0  # of this rank's rows, in the step that goes on
         self.laps = Laps(device)
         self.trainable = None
         self.refresh()
@@ -64,7 +67,8 @@ class Replica:
                 to date, which is before the gradients are.
         """
         self.laps.begin()
-        optimizer, share = self.model.optimizer, rows / total
+        optimizer = self.model.optimizer
+        share = self.share = rows / total
         accumulator = _Accumulator.of(optimizer)
         for parameter in self.reducer.parameters:
             parameter.grad = None
@@ -118,15 +122,27 @@ class Replica:
     def _forward(self, x, y, sample_weight):
         """Loss and outputs on this rank's rows; what DDP wraps."""
         y_pred = self._call(x, training=True)
-        loss = keras_internals.compute_loss(self.model, x, y, y_pred, sample_weight, training=True)
-        return loss, y_pred
+        return self._loss(x, y, y_pred, sample_weight, training=True), y_pred
+
+    def _loss(self, x, y, y_pred, sample_weight, training):
+        """The loss on this rank's rows, which counts with their share."""
+        loss = keras_internals.compute_loss(
+            self.model, x, y, y_pred, sample_weight, training=training
+        )
+        return loss + self._completed() if self.summed else loss
+
+    def _completed(self):
+        """What is missing where sums over the rows count with the share, not in full."""
+        added = keras_internals.added_by_layers(self.model)
+        return sum(added[key] for key in self.summed & added.keys()) * (1 / self.share - 1)
 
     def _outputs(self, x, training):
         """Outputs for this rank's rows, and what the forward pass adds to the loss."""
         y_pred = self._call(x, training)
         added = keras_internals.added_losses(self.model)
         nothing = torch.zeros((), device=leaves(y_pred)[0].device)
-        return y_pred, sum(added, start=nothing)
+        total = sum(added, start=nothing)
+        return y_pred, total + self._completed() if self.summed else total
 
     def _call(self, x, training):
         if keras_internals.call_has_training(self.model):
@@ -153,15 +169,14 @@ class Replica:
         """One evaluation step on this rank's rows."""
         if not rows:
             return
+        self.share = rows / total
         x, *targets = data
         if self.of_the_batch:
             y_pred, added = self._outputs(x, training=False)
             self.whole_loss.compute(y_pred, added, targets, total, differentiate=False)
             return
         y_pred = self.predict(x)
-        loss = keras_internals.compute_loss(
-            self.model, x, targets[0], y_pred, targets[1], training=False
-        )
+        loss = self._loss(x, targets[0], y_pred, targets[1], training=False)
         keras_internals.update_metrics(self.model, targets, y_pred, loss, rows)
 
     def predict(self, x):

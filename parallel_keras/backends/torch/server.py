@@ -137,7 +137,7 @@ class _Served:
         if forwarding.apply(self.model, self.variables, attributes, flags):
             self.replica.refresh()
         if news is not None:
-            self.averaged, self.replica.of_the_batch = news
+            self.averaged, self.replica.summed, self.replica.of_the_batch = news
         if numbers:
             rank = self.context.rank
             forwarding.send_values(self.variables, numbers, self.context.group)

@@ -53,7 +53,7 @@ class StageRank:
 
     # ---- steps ----
 
-    def train(self, staged, data, total, microbatches, order, by_parts, see):
+    def train(self, staged, data, total, microbatches, summed, order, by_parts, see):
         """One training step.
 
         Args:
@@ -62,13 +62,14 @@ class StageRank:
                 not need may be `None`.
             total: Int. The rows of the batch.
             microbatches: Int.
+            summed: Frozenset of the keys of what layers add to the loss as a sum over the rows.
             order: List of `schedule.Step`: this stage's work.
             by_parts: Bool. Whether the loss of each micro-batch is known by itself.
             see: Called with the added losses (a float) and, on the last rank, the outputs
                 of the whole batch (a list of tensors, or else `None`), before the last
                 backward pass.
         """
-        run = _Run(self, staged, data, total, microbatches)
+        run = _Run(self, staged, data, total, microbatches, summed)
         run.scale = self.model.optimizer.scale_loss
         stage = staged.stages[self.rank]
         trainable = [v for v in stage.used if v.trainable]
@@ -88,14 +89,14 @@ class StageRank:
         run.state.finish()
         self.channel.flush()
 
-    def infer(self, staged, data, total, microbatches):
+    def infer(self, staged, data, total, microbatches, summed):
         """Forward passes only, as `evaluate` and `predict` need them.
 
         Returns:
             The added losses, a float, and on the last rank the outputs, as in `train`.
         """
         self._notes = []  # these are no part of a training step
-        run = _Run(self, staged, data, total, microbatches)
+        run = _Run(self, staged, data, total, microbatches, summed)
         with torch.no_grad():
             run.regularize(staged.stages[self.rank])
             for microbatch in range(microbatches):
@@ -153,7 +154,7 @@ class StageRank:
 class _Run:
     """One step's micro-batches on one rank."""
 
-    def __init__(self, rank, staged, data, total, microbatches):
+    def __init__(self, rank, staged, data, total, microbatches, summed):
         self.rank = rank
         self.staged = staged
         self.stage = staged.stages[rank.rank]
@@ -162,6 +163,7 @@ class _Run:
         self.x, self.y, self.sample_weight = data
         self.rows = batch.row_slices(total, microbatches)
         self.shares = batch.shares(total, microbatches)
+        self.summed = summed
         is_cut = staged.training and (microbatches > 1 or rank.recompute)
         self.state = StageState(self.stage.layers if is_cut else [])
         self.is_last = rank.rank == len(staged.stages) - 1
@@ -199,8 +201,8 @@ class _Run:
             losses = self._compute(values, self.shares[microbatch])
         for target, numbers in self._targets.items():
             self.channel.send(target, [values[number] for number in numbers])
-        share = self.shares[microbatch]
-        self.added += share * sum(float(loss.detach()) for loss in losses)
+        for key, loss in losses.items():
+            self.added += self._weight(key, microbatch) * float(loss.detach())
         if self.is_last:
             outputs = [values[number] for number in self.staged.graph.outputs]
             self._finished.append([_detached(output) for output in outputs])
@@ -259,7 +261,10 @@ class _Run:
             taken, given, losses, outputs = self._kept.pop(microbatch)
             pairs = [(given[number], gradient) for number, gradient in gradients.items()]
             share = self.shares[microbatch]
-            pairs += [(self.scale(loss) * share, None) for loss in losses]
+            pairs += [
+                (self.scale(loss) * self._weight(key, microbatch), None)
+                for key, loss in losses.items()
+            ]
             if self.is_last and keras_internals.compile_loss_of(self.rank.model) is not None:
                 if by_parts:
                     pairs.append(
@@ -271,6 +276,10 @@ class _Run:
         for source, numbers in self._sources.items():
             if source != BATCH:
                 self.channel.send(source, [_gradient(taken[number]) for number in numbers])
+
+    def _weight(self, key, microbatch):
+        """With what a term that a layer adds for a micro-batch counts in the loss."""
+        return 1.0 if key in self.summed else self.shares[microbatch]
 
     def _loss_of_part(self, microbatch, outputs):
         rows = self.rows[microbatch]

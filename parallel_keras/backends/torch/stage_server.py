@@ -57,7 +57,7 @@ class ServedStage:
     def step(self, number, kind, work, changes):
         """One step on the micro-batches of a batch; see `pipeline.py` for the arguments."""
         self.take_over(changes)
-        cut, structure, layout, total, microbatches, name, by_parts = work
+        cut, structure, layout, total, microbatches, summed, name, by_parts = work
         staged = self._cuts[cut]
         data = read_batch(self.context, structure, layout)
         data = (*data, None, None)[:3]
@@ -70,10 +70,10 @@ class ServedStage:
         if kind == "train":
             self.model.train()
             order = schedule.order(name, len(staged.stages), microbatches)[self.rank.rank]
-            self.rank.train(staged, data, total, microbatches, order, by_parts, see)
+            self.rank.train(staged, data, total, microbatches, summed, order, by_parts, see)
         else:
             self.model.eval()
-            see(*self.rank.infer(staged, data, total, microbatches))
+            see(*self.rank.infer(staged, data, total, microbatches, summed))
 
     def events(self):
         return self.rank.events

@@ -111,6 +111,8 @@ TRACED = {
     "loss_weights_dict",
     "regularizers",
     "add_loss",
+    "add_loss_sum",
+    "loss_contrastive_and_sums",
     "loss_masked_weighted",
     "loss_of_one_output",
     "loss_contrastive_penalized",
@@ -168,6 +170,25 @@ CASES = [
         lambda: {"x": rows.classes()["x"]},
         compiled(loss=None, metrics=()),
     ),
+    # The rate is for sums, whose gradients are as large as the batch.
+    case("add_loss_sum", models.summed_losses, compile=compiled(adam), quick=(2, 3)),
+    case(
+        "add_loss_sum_accumulated",
+        models.summed_losses,
+        compile=compiled(
+            lambda: keras.optimizers.SGD(0.02, gradient_accumulation_steps=3, global_clipnorm=0.5)
+        ),
+        **LONG,
+    ),
+    case(
+        "add_loss_sum_alone",
+        models.SumEncoder,
+        lambda: {"x": rows.classes()["x"]},
+        compiled(adam, loss=None, metrics=()),
+    ),
+    case("add_loss_sum_twice", models.sum_called_twice, compile=compiled(adam), **LONG),
+    case("activity_sum", models.summed_activity, compile=compiled(adam), **LONG),
+    of_the_batch("contrastive_and_sums", model=models.summed_losses_regressor),
     case(
         "label_smoothing",
         data=rows.one_hot,
