@@ -24,7 +24,9 @@ def chain():
 
 
 def chain_sequential():
-    return keras.Sequential([*(dense(f"dense_{n}") for n in range(6)), layers.Dense(3)])
+    return keras.Sequential(
+        [*(dense(f"dense_{n}") for n in range(6)), layers.Dense(3, name="head")]
+    )
 
 
 class Chain(keras.Model):

@@ -34,13 +34,11 @@ class Link:
     """The memory of what one rank sends another.
 
     Args:
-        path: String, a file that both can open.
+        path: String, a file of `make_files` that both can open.
     """
 
     def __init__(self, path):
         self._descriptor = os.open(path, os.O_RDWR)
-        if os.fstat(self._descriptor).st_size < _HEAD_BYTES:
-            os.ftruncate(self._descriptor, _HEAD_BYTES)
         head = mmap.mmap(self._descriptor, _HEAD_BYTES)
         self._numbers = np.frombuffer(head, np.int64)
         self._buffer = memory.Buffer(self._descriptor, start=_HEAD_BYTES)
@@ -175,7 +173,8 @@ def make_files(world_size):
         the files back.
     """
     pairs = [(a, b) for a in range(world_size) for b in range(world_size) if a != b]
-    files = {pair: memory.SharedFile() for pair in pairs}
+    # Of their size from the beginning: a rank that is late would cut off what is there.
+    files = {pair: memory.SharedFile(_HEAD_BYTES) for pair in pairs}
 
     def give_back():
         for file in files.values():

@@ -108,13 +108,16 @@ def _view(memory, entry):
 
 
 class SharedFile:
-    """An empty file that only this user's processes can open.
+    """A file of zeros that only this user's processes can open.
+
+    Args:
+        size: Int, in bytes.
 
     Attributes:
         path: String.
     """
 
-    def __init__(self):
+    def __init__(self, size):
         self._folder = None
         if hasattr(os, "memfd_create"):
             self._descriptor = os.memfd_create("parallel_keras")
@@ -123,6 +126,7 @@ class SharedFile:
             self._folder = tempfile.mkdtemp(prefix="parallel_keras")
             self.path = os.path.join(self._folder, "file")
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(self._descriptor, size)
 
     def close(self):
         """Leave nothing on disk. Who has opened it keeps it."""
