@@ -149,6 +149,8 @@ class Recorder:
             # Workers have no jax and no conftest: they cannot import the tests.
             for module in {item.module for item in session.items}:
                 cloudpickle.register_pickle_by_value(module)
+            # A loss that calls `self.assertEqual` would take pytest itself along.
+            test_case.TestCase.__reduce__ = lambda test: (test_case.TestCase, ())
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
@@ -187,7 +189,12 @@ def _plain(result):
     """What a method gave, as numbers."""
     if isinstance(result, keras.callbacks.History):
         result = result.history
-    return tree.map_structure(_array, result)
+    # Paths, not structures: a test's own named tuple cannot be pickled.
+    return [("/".join(map(str, path)), _array(leaf)) for path, leaf in _leaves(result)]
+
+
+def _leaves(result):
+    return tree.flatten_with_path(result) if tree.is_nested(result) else [((), result)]
 
 
 def _array(leaf):

@@ -113,17 +113,18 @@ def _difference(expected, received):
 
 
 def _unequal(one, other):
-    if isinstance(one, dict) and isinstance(other, dict):
-        if list(one) != list(other):
-            return f"{list(other)}, not {list(one)}"
-        return next((f"{key}: {t}" for key in one if (t := _unequal(one[key], other[key]))), "")
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        if len(one) != len(other):
-            return f"{len(other)} values, not {len(one)}"
-        return next((t for a, b in zip(one, other, strict=True) if (t := _unequal(a, b))), "")
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return _far(one, other)
-    return "" if type(one) is type(other) and one == other else f"{other!r}, not {one!r}"
+    if isinstance(one, str) or isinstance(other, str):  # an error
+        return "" if one == other else f"{other}, not {one}"
+    if [path for path, _ in one] != [path for path, _ in other]:
+        return f"{[path for path, _ in other]}, not {[path for path, _ in one]}"
+    for (path, a), (_, b) in zip(one, other, strict=True):
+        if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+            text = _far(a, b)
+        else:
+            text = "" if type(a) is type(b) and a == b else f"{b!r}, not {a!r}"
+        if text:
+            return f"{path}: {text}"
+    return ""
 
 
 def _far(one, other):

@@ -183,7 +183,7 @@ class Lowering(lowering.Lowering):
         return (batches.take(x, rows), *targets)
 
     def _send(self, number, kind, data, layouts, counts):
-        structure = tree.map_structure(lambda leaf: leaf is not None, data)
+        structure = shipping.portable(tree.map_structure(lambda leaf: leaf is not None, data))
         changes = self.ship.changes((self.averaged, bool(self.findings.of_the_batch)))
         for rank, layout in enumerate(layouts, start=1):
             work = (structure, layout, counts[rank], sum(counts), counts[-1] > 0)
