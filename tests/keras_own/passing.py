@@ -16,13 +16,14 @@ import pytest
 import stand_ins
 from keras import tree
 from keras.src.backend.common import global_state
-from keras.src.testing import test_case
+from keras.src.testing import test_case, test_utils
 from keras.src.trainers import trainer
 
 import parallel_keras as pk
 from parallel_keras import capabilities, features, keras_internals
 from parallel_keras.model import _RUNS, _STATE
 
+SEED = 1337
 MARKERS = ("requires_trainable_backend", "multi_device")
 _TRAINING = ("fit", "train_on_batch")
 
@@ -65,6 +66,7 @@ class Recorder:
             setattr(owner, name, self._run(name, getattr(owner, name)))
         capabilities.check = self._check(capabilities.check)
         features.is_keras = _but_of_tests(features.is_keras)
+        test_utils.get_test_data = _seeded(test_utils.get_test_data)
         test_case.clear_session = _keeping_workers(test_case.clear_session)
 
     def _passes(self, model):
@@ -157,7 +159,7 @@ class Recorder:
         self.notes = self.tests[item.nodeid] = Notes()
         self.depth = 0
         # The same data and the same first weights in both runs.
-        keras.utils.set_random_seed(1337)
+        keras.utils.set_random_seed(SEED)
         return (yield)
 
     def pytest_runtest_logreport(self, report):
@@ -206,6 +208,15 @@ def _array(leaf):
     if isinstance(leaf, (bool, int, float, np.ndarray, np.generic)):
         return np.array(leaf)
     return str(type(leaf).__name__)
+
+
+def _seeded(get_test_data):
+    """The rows that tests draw without a seed are the same in both runs."""
+
+    def seeded(*args, **kwargs):
+        return get_test_data(*args, **{"random_seed": SEED, **kwargs})
+
+    return seeded
 
 
 def _keeping_workers(clear_session):

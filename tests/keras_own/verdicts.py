@@ -137,7 +137,7 @@ def _far(one, other):
         return f"{other!r}, not {one!r}"
     finite = np.isfinite(a)
     largest = max(1.0, np.abs(a[finite]).max(initial=0))
-    distance = np.abs(a - b)[finite].max(initial=0) / largest
+    distance = np.abs(a[finite] - b[finite]).max(initial=0) / largest
     return f"differs by {distance:.1e}" if distance > TOLERANCE else ""
 
 
