@@ -183,7 +183,7 @@ class Lowering(lowering.Lowering):
         return (batches.take(x, rows), *targets)
 
     def _send(self, number, kind, data, layouts, counts):
-        structure = tree.map_structure(lambda leaf: leaf is not None, data)
+        structure = shipping.portable(tree.map_structure(lambda leaf: leaf is not None, data))
         findings = self.findings
         news = self.averaged, findings.summed, bool(findings.of_the_batch)
         changes = self.ship.changes(news)

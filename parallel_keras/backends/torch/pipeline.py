@@ -153,7 +153,7 @@ class Lowering(Pipelined):
         changes = self.ship.changes()
         for rank in range(1, self.world_size):
             needed = self._needed_by(cut, rank, data)
-            structure = tree.map_structure(lambda leaf: leaf is not None, needed)
+            structure = shipping.portable(tree.map_structure(lambda leaf: leaf is not None, needed))
             arrays = [leaf for leaf in leaves(needed) if leaf is not None]
             layout = self.pool.inbound(rank).write(number % memory.SLOTS, arrays)
             how = microbatches, self.findings.summed, self.schedule(cut), self.loss_of_parts(cut)
@@ -248,7 +248,7 @@ class _Stages(Shipment):
             self.lowering.pool.broadcast_message(message)
 
     def _described(self, cut):
-        structure = tree.map_structure(lambda leaf: leaf is not None, self._x)
+        structure = shipping.portable(tree.map_structure(lambda leaf: leaf is not None, self._x))
         specs = [
             (tuple(t.shape), str(t.dtype).split(".")[-1]) for t in leaves(self._x) if t is not None
         ]
