@@ -91,6 +91,9 @@ from parallel_keras.keras_internals.models import (
     TRACKED_CONTAINERS as TRACKED_CONTAINERS,
 )
 from parallel_keras.keras_internals.models import (
+    every_metric as every_metric,
+)
+from parallel_keras.keras_internals.models import (
     every_variable as every_variable,
 )
 from parallel_keras.keras_internals.models import (
@@ -221,6 +224,9 @@ from parallel_keras.keras_internals.tensorflow import (
 )
 from parallel_keras.keras_internals.tensorflow import (
     let_optimizers_update_across_replicas as let_optimizers_update_across_replicas,
+)
+from parallel_keras.keras_internals.tensorflow import (
+    replace_assign as replace_assign,
 )
 from parallel_keras.keras_internals.tensorflow import (
     replace_masked_moments as replace_masked_moments,
