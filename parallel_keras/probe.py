@@ -407,14 +407,18 @@ def _numpy(value):
     return np.asarray(ops.convert_to_numpy(ops.cast(value, "float64")))
 
 
-def _close(value, other):
-    tolerance = _TOLERANCE.get(keras.config.floatx(), 1e-4)
-    for policy in ("float16", "bfloat16"):
+def tolerance():
+    """By how much two results may differ, relative to their size, that are the same."""
+    for policy in ("bfloat16", "float16"):
         if policy in keras.config.dtype_policy().name:
-            tolerance = _TOLERANCE[policy]
+            return _TOLERANCE[policy]
+    return _TOLERANCE.get(keras.config.floatx(), 1e-4)
+
+
+def _close(value, other):
     scale = np.maximum(np.abs(value), np.abs(other))
     with np.errstate(invalid="ignore"):
-        close = np.abs(value - other) <= tolerance * scale + 1e-6
+        close = np.abs(value - other) <= tolerance() * scale + 1e-6
     return bool(np.all(close | (value == other) | (np.isnan(value) & np.isnan(other))))
 
 
