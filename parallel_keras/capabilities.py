@@ -129,6 +129,17 @@ FEATURES = {
         "Compute each row's output from that row alone.",
         _data(_ON_PARTS),
     ),
+    "foreign_variable": Feature(
+        "a variable that a step of the model's own assigns and that is none of the model's",
+        "Hold it in an attribute of the model or of one of its layers, as a `keras.Variable`.",
+        _data("it is not copied to the replicas", ("tensorflow",)),
+    ),
+    "branched_apply": Feature(
+        "an `optimizer.apply` inside of `tf.cond`, `tf.while_loop` and the like",
+        "Apply in the step itself; a loop of Python's own, such as `for _ in range(5)`, may "
+        "surround it.",
+        _data("replicas cannot wait for each other in a branch", ("tensorflow",)),
+    ),
     "own_train_function": Feature(
         "a model's own `make_train_function`, `make_test_function` or `make_predict_function`",
         _USE_STOCK.format(name="the makers of step functions"),

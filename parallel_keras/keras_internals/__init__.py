@@ -91,9 +91,6 @@ from parallel_keras.keras_internals.models import (
     TRACKED_CONTAINERS as TRACKED_CONTAINERS,
 )
 from parallel_keras.keras_internals.models import (
-    every_metric as every_metric,
-)
-from parallel_keras.keras_internals.models import (
     every_variable as every_variable,
 )
 from parallel_keras.keras_internals.models import (
@@ -116,9 +113,6 @@ from parallel_keras.keras_internals.optimizers import (
 )
 from parallel_keras.keras_internals.optimizers import (
     accumulators as accumulators,
-)
-from parallel_keras.keras_internals.optimizers import (
-    every_optimizer as every_optimizer,
 )
 from parallel_keras.keras_internals.optimizers import (
     index_trainables as index_trainables,
@@ -164,6 +158,9 @@ from parallel_keras.keras_internals.optimizers import (
 )
 from parallel_keras.keras_internals.own_steps import (
     every_metric as every_metric,
+)
+from parallel_keras.keras_internals.own_steps import (
+    every_optimizer as every_optimizer,
 )
 from parallel_keras.keras_internals.own_steps import (
     noting_new_variables as noting_new_variables,

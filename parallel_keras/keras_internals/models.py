@@ -7,17 +7,8 @@ from keras.src.models import model as keras_model
 from keras.src.models.functional import Functional
 from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet
 
-from parallel_keras.keras_internals.layers import flatten_layers, own_metrics
-from parallel_keras.keras_internals.optimizers import (
-    every_optimizer,
-    optimizer_variables,
-    untracked_variables,
-)
-from parallel_keras.keras_internals.training import (
-    compile_metrics_of,
-    loss_tracker,
-    output_loss_metrics,
-)
+from parallel_keras.keras_internals.optimizers import optimizer_variables, untracked_variables
+from parallel_keras.keras_internals.own_steps import every_metric, every_optimizer
 
 # utils/tracking.py, 3.15.1: what an attribute that is a container becomes.
 TRACKED_CONTAINERS = (TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet)
@@ -98,18 +89,6 @@ def every_variable(model):
     for optimizer in every_optimizer(model):
         found += [*optimizer_variables(optimizer), *untracked_variables(optimizer)]
     return list({id(v): v for v in found if v._value is not None}.values())
-
-
-def every_metric(model):
-    """All metrics of a model, those too that a `metrics` property of its own leaves out.
-
-    trainers/trainer.py, 3.15.1.
-    """
-    found = [*model.metrics, loss_tracker(model), compile_metrics_of(model)]
-    found += output_loss_metrics(model)
-    for layer in flatten_layers(model):
-        found += own_metrics(layer)
-    return list({id(m): m for m in found if m is not None}.values())
 
 
 def users_of(variables):

@@ -9,7 +9,11 @@ from keras.src.backend.common import variables as keras_variables
 
 from parallel_keras.keras_internals.layers import flatten_layers, own_metrics
 from parallel_keras.keras_internals.optimizers import inner_optimizers
-from parallel_keras.keras_internals.training import compile_metrics_of
+from parallel_keras.keras_internals.training import (
+    compile_metrics_of,
+    loss_tracker,
+    output_loss_metrics,
+)
 from parallel_keras.logs import leaves_by_path
 
 # ---- optimizers ------------------------------------------------------------------
@@ -27,7 +31,8 @@ def optimizers_of(model):
     Returns:
         A list of optimizers, each once, without those that others of them wrap.
     """
-    found = [] if model.optimizer is None else [model.optimizer]
+    compiled = getattr(model, "optimizer", None)
+    found = [] if compiled is None else [compiled]
     for layer in flatten_layers(model):
         for value in vars(layer).values():
             if isinstance(value, keras.optimizers.Optimizer):
@@ -42,6 +47,14 @@ def optimizers_of(model):
         wrapped |= {id(optimizer) for optimizer in inner}
         remaining += inner
     return [optimizer for key, optimizer in outer.items() if key not in wrapped]
+
+
+def every_optimizer(model):
+    """A model's optimizers, and those that they wrap; inner ones first."""
+    found = optimizers_of(model)
+    for optimizer in found:  # grows while it is read
+        found += inner_optimizers(optimizer)
+    return found[::-1]
 
 
 class _Scope(threading.local):
@@ -112,11 +125,12 @@ def every_metric(model):
 
     Also those that a model's own `metrics` leaves out. trainer.py, layer.py, 3.15.1.
     """
-    found = list(model.metrics)
+    found = [*model.metrics, loss_tracker(model), compile_metrics_of(model)]
+    found += output_loss_metrics(model)
     for layer in flatten_layers(model):
         if layer is model or not isinstance(layer, keras.Model):
             found += own_metrics(layer)
-    return list({id(metric): metric for metric in found}.values())
+    return list({id(metric): metric for metric in found if metric is not None}.values())
 
 
 @contextlib.contextmanager

@@ -25,16 +25,15 @@ class Copies:
     Args:
         strategy: Our `DataParallel`, for messages.
         mirrored: Its `MirroredStrategy`.
-        metrics: List of the Keras metrics.
-        averaged: Set of the ids of the metrics' variables whose change counts with the
-            share of the rows. That of all others counts in full.
+        model: The Keras model.
     """
 
-    def __init__(self, strategy, mirrored, metrics, averaged):
+    def __init__(self, strategy, mirrored, model):
         self.strategy = strategy
         self.mirrored = mirrored
-        self.averaged = averaged
+        metrics = keras_internals.every_metric(model)
         self._of_metrics = {id(v): v for metric in metrics for v in metric.variables}
+        self._averaged: frozenset = frozenset()
         self._starts: dict = {}  # what a metric's variable was, by id and replica
         self._rows: dict = {}  # by replica
         self.assigned: dict = {}  # Keras variables by id
@@ -42,15 +41,18 @@ class Copies:
     # ---- in a replica ----
 
     @contextlib.contextmanager
-    def assigning(self, number, rows):
+    def assigning(self, number, rows, averaged):
         """Inside, in this replica's thread, an assign goes to the replica's own copy.
 
         Args:
             number: Int, the replica's.
             rows: Its `Rows`.
+            averaged: Set of the ids of the metrics' variables whose change counts with the
+                share of the rows. That of all others counts in full.
         """
         keras_internals.replace_assign(_assign)
         self._rows[number] = rows
+        self._averaged = averaged
         for key, variable in self._of_metrics.items():
             self._starts[key, number] = tf.identity(self._copy(variable, number))
         _here.copies, _here.number = self, number
@@ -100,7 +102,7 @@ class Copies:
         """What a replica adds to a metric's variable."""
         rows, start = self._rows[number], self._starts[key, number]
         change = self._copy(variable, number) - start
-        if key in self.averaged:
+        if key in self._averaged:
             if change.dtype.is_floating:
                 change *= rows.share(change.dtype)
             elif number:

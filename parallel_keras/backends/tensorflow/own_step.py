@@ -4,6 +4,8 @@ The replicas meet at `optimizer.apply`, where gradients become those of the glob
 and at the end, where what the step assigned and what it returned come together.
 """
 
+from typing import Any
+
 import tensorflow as tf
 from keras import tree
 
@@ -39,11 +41,12 @@ class OwnStep:
         seed, home = keras_internals.global_seed_state(), self.lowering.home_of_seed()
         with self.mirrored.scope(), own_state.lent(seed, home, self.mirrored):
             run = _Run(self)
-            results = self.mirrored.run(with_callers_state(run.replica), args=(data, total))
+            with keras_internals.results_of_metrics(self.model) as run.results:
+                found = self.mirrored.run(with_callers_state(run.replica), args=(data, total))
             run.copies.combine()
             if self.kind == "predict":
-                return self._outputs(results), total
-            return run.logs.combined(results), total
+                return self._outputs(found), total
+            return run.logs.combined(found), total
 
     def _outputs(self, outputs):
         local = self.mirrored.experimental_local_results
@@ -61,7 +64,8 @@ class _Run:
         self.replicas = len(step.lowering.devices)
         self.findings = step.lowering.findings_of(step.kind)
         self.copies = own_state.Copies(self.strategy, self.mirrored, self.model)
-        self.logs = Logs(self.mirrored, self.function)
+        self.logs = Logs(self.model, self.mirrored, self.function, self.findings)
+        self.results: Any = None  # of metrics, while the replicas run
         self.graph = tf.compat.v1.get_default_graph()
 
     @property
@@ -83,13 +87,12 @@ class _Run:
             counting(rows.some),
             inlined(),
             keras_internals.synchronizing(synchronize),
-            keras_internals.results_of_metrics(self.model) as results,
         ):
             self.copies.start_streams(every_seed(self.model), number)
             returned = self.function(own)
         if self.step.kind == "predict":
             return tree.map_structure(lambda leaf: rows.own(leaf, self.strategy), returned)
-        return self.logs.of_replica(returned, results, rows)
+        return self.logs.of_replica(returned, self.results, rows)
 
     def _averaged(self, rows):
         """Ids of the metric variables whose change counts with the share of the rows.

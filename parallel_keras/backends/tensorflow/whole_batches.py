@@ -39,8 +39,23 @@ class WholeBatches(Lowering):
     # ---- what a lowering adds ----
 
     def step(self, kind):
-        """The function of a batch, `(x, y, sample_weight)`, that is traced."""
+        """The function of a batch, in the form of the kind, that is traced."""
         raise NotImplementedError
+
+    def form(self, kind):
+        """A function that gives a batch the form in which the step of a kind takes it."""
+        return _inputs if kind == "predict" else specs.unpacked
+
+    def look(self, kind):
+        """What happens before the first step, by `is_needed(spec)` and `at(batch)`."""
+        # What is compiled may have changed since the last one was made.
+        self.probed = False
+        self.found(probing.known(self.model))
+        return _Look(self, kind)
+
+    def what_is_known(self, kind):
+        """What a step of a kind is traced with, to be told from what was known before."""
+        return self.findings
 
     def building(self):
         """A scope in which variables are made where they belong."""
@@ -60,11 +75,8 @@ class WholeBatches(Lowering):
     # ---- the functions ----
 
     def make_function(self, kind):
-        # What is compiled may have changed since the last one was made.
-        self.probed = False
-        self.found(probing.known(self.model))
         self._made[kind] = {}
-        look = _Look(self, kind)
+        look, arrange = self.look(kind), self.form(kind)
 
         def at_hand(data, spec=None):
             data = look.at(data)
@@ -76,15 +88,15 @@ class WholeBatches(Lowering):
 
         def function(iterator):
             if not isinstance(iterator, tf.data.Iterator):
-                return at_hand(specs.arrays(keras_internals.unpack(next(iter(iterator)))))
+                return at_hand(specs.arrays(arrange(next(iter(iterator)))))
             if not look.is_over:
-                spec = specs.spec_of(iterator)
+                spec = specs.spec_of(iterator, arrange)
                 if look.is_needed(spec):
-                    return at_hand(specs.batch_of(next(iterator)), spec)
+                    return at_hand(specs.batch_of(next(iterator), arrange), spec)
             return self.finished(kind, self._traced(kind, lambda _, on: on(iterator)))
 
         if kind == "predict":
-            return lambda data: at_hand(specs.arrays(keras_internals.unpack(data[0])[:1]))
+            return lambda data: at_hand(specs.arrays(arrange(data[0])))
         return function
 
     def _traced(self, kind, use):
@@ -99,12 +111,12 @@ class WholeBatches(Lowering):
     def _functions(self, kind):
         # A step is traced with what the probe has found: one that was traced
         # for a batch too small to probe does not know it.
-        made = self._made[kind]
-        if self.findings not in made:
-            made[self.findings] = self._compile(self.step(kind))
-        return made[self.findings]
+        made, known = self._made[kind], self.what_is_known(kind)
+        if known not in made:
+            made[known] = self._compile(self.step(kind), self.form(kind))
+        return made[known]
 
-    def _compile(self, step):
+    def _compile(self, step, arrange):
         """The step on a batch at hand, and on the next one of an iterator."""
 
         @tf.autograph.experimental.do_not_convert
@@ -117,7 +129,7 @@ class WholeBatches(Lowering):
 
         @tf.autograph.experimental.do_not_convert
         def on_iterator(iterator):
-            return on_data(specs.batch_of(iterator.get_next()))
+            return on_data(specs.batch_of(iterator.get_next(), arrange))
 
         if not self.model.run_eagerly:
             on_iterator = tf.function(on_iterator, reduce_retracing=True)
@@ -129,6 +141,10 @@ class WholeBatches(Lowering):
         is_lambda = (isinstance(layer, keras.layers.Lambda) for layer in layers)
         if any(is_lambda) or features.has_user_code(self.model):
             keras_internals.ensure_global_seed()
+
+
+def _inputs(data):
+    return specs.unpacked(data)[:1]
 
 
 def _of_any_size(data):
