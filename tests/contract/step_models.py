@@ -147,9 +147,7 @@ class GAN(Steps):
                 both = ops.concatenate([fake, real])
                 return self.loss_fn(labels, self.discriminator(both))
 
-            d_loss = self.update(
-                self.d_optimizer, self.discriminator.trainable_weights, d_loss_of
-            )
+            d_loss = self.update(self.d_optimizer, self.discriminator.trainable_weights, d_loss_of)
             if self.clip:
                 for weight in self.discriminator.trainable_weights:
                     weight.assign(ops.clip(weight, -self.clip, self.clip))
