@@ -135,6 +135,9 @@ class GAN(Steps):
     def call(self, x):
         return self.generator(x)
 
+    def test_step(self, data):
+        return {"score": ops.mean(self.discriminator(self.generator(data[1])))}
+
     def train_step(self, data):
         real, latent = data
         rows = ops.shape(real)[0]
@@ -220,6 +223,10 @@ class Target(Steps):
         if BACKEND == "torch":  # TensorFlow counts traces
             self.calls += 1
         return {"loss": loss, "mean_loss": ops.copy(self.mean_loss), "rate": self.rate()}
+
+    def test_step(self, data):
+        apart = self.online(data[0]) - self.target(data[0])
+        return {"apart": ops.mean(ops.square(apart))}
 
     def rate(self):
         return ops.convert_to_tensor(self.optimizer.learning_rate)
@@ -345,6 +352,9 @@ class RawTorch(Steps):
     def call(self, x):
         return self.inner(x)
 
+    def test_step(self, data):
+        return {"output": ops.mean(self(data[0]))}
+
     def train_step(self, data):
         import torch
 
@@ -360,10 +370,9 @@ class RawTorch(Steps):
 
 
 class SumLoss(Classifier):
-    def compute_loss(self, *args, **kwargs):
-        return super().compute_loss(*args, **kwargs) * ops.cast(
-            ops.shape(kwargs["y_pred"])[0], "float32"
-        )
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss * ops.cast(ops.shape(y_pred)[0], "float32")
 
 
 class InBatch(Steps):
@@ -455,9 +464,9 @@ class LargestState(Classifier):
 class FixedRows(Classifier):
     """Knows that batches have 16 rows."""
 
-    def compute_loss(self, *args, **kwargs):
-        loss = super().compute_loss(*args, **kwargs)
-        return loss + 0.0 * ops.sum(ops.reshape(kwargs["y_pred"], (16, 3)))
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + 0.0 * ops.sum(ops.reshape(y_pred, (16, 3)))
 
 
 class Unknown(Classifier):
