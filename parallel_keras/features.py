@@ -167,6 +167,10 @@ def has_user_layers(model):
 def has_user_code(model):
     """Whether a model runs functions that are not Keras's own."""
     layers = keras_internals.flatten_layers(model)
-    if has_user_layers(model) or any("Lambda" in type(layer).__name__ for layer in layers):
+    if (
+        has_user_layers(model)
+        or own_steps(model)
+        or any("Lambda" in type(layer).__name__ for layer in layers)
+    ):
         return True
     return any(not (isinstance(loss, str) or is_keras(loss)) for loss in user_losses(model))

@@ -116,9 +116,9 @@ def leaves_by_path(structure, path=()):
     {('b',): 1, ('a', 0): 2, ('a', 1): None}
     """
     if isinstance(structure, dict):
-        items = structure.items()
+        items = list(structure.items())
     elif isinstance(structure, (list, tuple)):
-        items = enumerate(structure)
+        items = list(enumerate(structure))
     else:
         return {path: structure}
     found = {}

@@ -30,7 +30,7 @@ class StepFindings(NamedTuple):
     Attributes:
         averaged: Frozenset of the ids of the metrics' variables whose change counts with
             the part's share of the rows. The changes of all others are summed.
-        updated: Frozenset of the ids of the metrics' variables that the step changed.
+        updated: Frozenset of the ids of the variables of the metrics that the step updated.
         logs: Dict from a leaf's path in the logs to `"metric"` or one of `logs.RULES`.
         results: Dict from the path of a `"metric"` to the metric and the path in its result.
         steady: Frozenset of the ids of the variables which the step assigned a value that
@@ -124,7 +124,7 @@ class _Probe:
         again = self._run_again(take(data, slice(0, rows)), whole)
         self._check_independence(whole, again)
         rules, results = self._check_logs(whole, pieces, again, shares)
-        updated = {key for key, change in whole.metrics.items() if np.any(change != 0)}
+        updated = {id(v) for metric in whole.found.updated for v in metric.variables}
         return StepFindings(averaged, frozenset(updated), rules, results, steady)
 
     def _check_updates(self, whole, pieces, shares):
@@ -214,7 +214,9 @@ class _Probe:
     def _check_independence(self, whole, again):
         """The same rows after other metrics: nothing but the metrics' results may differ."""
         for one, other in zip(whole.gradients_left, again.gradients_left, strict=False):
-            if one is not None and not _near(*map(step_state.as_array, (one, other)), floor=1e-9):
+            if one is None or other is None:
+                continue
+            if not _near(step_state.as_array(one), step_state.as_array(other), floor=1e-9):
                 self.refuse("step_gradients", "in a second run they were added to the first")
         same = len(whole.updates) == len(again.updates)
         for one, other in zip(whole.updates, again.updates, strict=False):
@@ -240,13 +242,13 @@ class _Probe:
                 rules[path], results[path] = METRIC, result
                 continue
             rule = rules[path] = logs.rule_of(path, logs.rules_of(self.step))
-            values = [_number(piece.result[path]) for piece in pieces]
-            number = _number(leaf)
+            values = [number_of(piece.result[path]) for piece in pieces]
+            number = number_of(leaf)
             if number is None:
                 if any(piece.result[path] != leaf for piece in pieces):
                     self.refuse("step_log", f"{_named(path)} is no number, and depends on the rows")
                 continue
-            if not _near(number, _number(again.result[path])):
+            if not _near(number, number_of(again.result[path])):
                 self.refuse(
                     "step_log",
                     f"{_named(path)} is computed from what a metric holds, and is not its result()",
@@ -286,8 +288,8 @@ class _Probe:
 
     def _check_outputs(self, whole, pieces):
         for path, leaf in whole.result.items():
-            number = _number(leaf)
-            values = [_number(piece.result.get(path)) for piece in pieces]
+            number = number_of(leaf)
+            values = [number_of(piece.result.get(path)) for piece in pieces]
             if number is None and not any(value is not None for value in values):
                 continue
             fits = number is not None and all(v is not None and v.ndim for v in values)
@@ -440,7 +442,7 @@ def _results(metrics):
         if not metric.variables:
             continue
         for path, leaf in logs.leaves_by_path(metric.result()).items():
-            value = _number(leaf)
+            value = number_of(leaf)
             if value is not None:
                 found[number, path] = value
     return found
@@ -449,7 +451,7 @@ def _results(metrics):
 # ---- numbers ---------------------------------------------------------------------
 
 
-def _number(leaf):
+def number_of(leaf):
     """A leaf's numbers in float64, `None` where it has none."""
     if leaf is None or isinstance(leaf, (str, bytes)):
         return None
@@ -471,6 +473,10 @@ def _mean(values, shares):
 
 def _finite(array):
     return np.nan_to_num(array.astype("float64"), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _size(array):
+    return float(np.max(np.abs(_finite(array)), initial=0.0))
 
 
 def _near(value, other, around=None, floor=1e-6):
@@ -516,15 +522,13 @@ def _adds_up(gradient, parts, shares, largest, scaled):
     with np.errstate(invalid="ignore"):
         together = _mean(parts, shares)
         wrong = np.abs(gradient - together)
-    size = max(
-        np.max(np.abs(_finite(gradient)), initial=0.0), np.max(np.abs(_finite(together)), initial=0)
-    )
+    size = max(_size(gradient), _size(together))
     limit = tolerance() * size + 1e-2 * tolerance() * largest
     return bool(np.all(wrong[counted] <= limit))
 
 
 def _is(leaf, value):
-    number = _number(leaf)
+    number = number_of(leaf)
     return number is not None and _near(number, value, floor=1e-9)
 
 

@@ -153,18 +153,37 @@ def results_of_metrics(model):
     metrics = list({id(metric): metric for metric in metrics}.values())
     for metric in metrics:
         vars(metric)["result"] = results.watched(metric)
+        vars(metric)["update_state"] = results.watched_update(metric)
     try:
         yield results
     finally:
         for metric in metrics:
             vars(metric).pop("result", None)
+            vars(metric).pop("update_state", None)
 
 
 class Results:
-    """What the metrics of a model have returned in a scope."""
+    """What the metrics of a model have returned in a scope.
+
+    Attributes:
+        updated: List of the metrics whose `update_state` was called.
+    """
 
     def __init__(self):
         self._found = {}
+        self.updated = []
+
+    def watched_update(self, metric):
+        """A metric's `update_state`, which remembers that it was called."""
+        stock = metric.update_state
+
+        @functools.wraps(stock)
+        def update_state(*args, **kwargs):
+            if not any(metric is one for one in self.updated):
+                self.updated.append(metric)
+            return stock(*args, **kwargs)
+
+        return update_state
 
     def watched(self, metric):
         """A metric's `result`, which remembers what it returns."""

@@ -111,10 +111,10 @@ class Forwarder:
 def holders(model):
     """The objects whose plain attributes are watched, in one order on all ranks."""
     found = keras_internals.flatten_layers(model)
-    optimizer = model.optimizer if model.compiled else None
-    while optimizer is not None:
-        found.append(optimizer)
-        optimizer = getattr(optimizer, "inner_optimizer", None)
+    for optimizer in keras_internals.optimizers_of(model):
+        while optimizer is not None:
+            found.append(optimizer)
+            optimizer = getattr(optimizer, "inner_optimizer", None)
     found += [loss for loss in features.user_losses(model) if isinstance(loss, keras.losses.Loss)]
     return list({id(holder): holder for holder in found}.values())
 
