@@ -90,17 +90,7 @@ class Lowering(WholeBatches):
     def step_found(self, kind, findings):
         """How what a step of the model's own does comes together is known."""
         self._step_findings[kind] = findings
-        if kind == "train":
-            self.note(
-                f"{type(self.model).__name__} has a step of its own: each replica runs it on its "
-                "rows, and the gradients come together where it applies an optimizer"
-            )
-
-    def prepare_random_draws(self):
-        if features.own_steps(self.model):
-            keras_internals.ensure_global_seed()
-        else:
-            super().prepare_random_draws()
+        self.note_own_step(kind)
 
     def home_of_seed(self):
         """Where the seed of the draws that name none lives while a step of its own runs."""

@@ -26,9 +26,7 @@ def apply(strategy, optimizer, gradients, variables):
         List of the reduced gradients that there are, as values of all replicas.
     """
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
-    flat = [
-        (use.values, keras_internals.tf_variable(v)) for uses, v in pairs for use in uses
-    ]
+    flat = [(use.values, keras_internals.tf_variable(v)) for uses, v in pairs for use in uses]
     reduced = strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, flat)
     waiting = iter(reduced)
     whole = iter([_whole(strategy, uses, waiting, tuple(v.shape)) for uses, v in pairs])

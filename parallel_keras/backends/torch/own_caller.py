@@ -10,11 +10,6 @@ from parallel_keras.backends.torch import own_logs, shipping
 from parallel_keras.backends.torch.own_step import Numbered
 from parallel_keras.step_probe import StepFindings
 
-NOTE = (
-    "{name} is the model's own: each replica runs it on its rows, and they are synchronised "
-    "wherever an optimizer is applied"
-)
-
 
 class _Probed(NamedTuple):
     compiled: object
@@ -44,7 +39,7 @@ class OwnSteps:
         here = shipping.to_device(data, lowering.device)
         found = step_probe.probe(self.model, lowering.strategy, kind, here)
         self._probed[kind] = _Probed(compiled, found, Numbered(self.model, found))
-        lowering.note(NOTE.format(name=f"{type(self.model).__name__}.{kind}_step"))
+        lowering.note_own_step(kind)
 
     def news(self):
         """What the workers have to know of the probes."""
