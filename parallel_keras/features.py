@@ -41,6 +41,26 @@ def of_model(model):
             yield "overwrite_with_gradient", f"variable {variable.path}"
 
 
+def own_steps(model):
+    """The kinds of step that are the model's own, not Keras's.
+
+    Returns:
+        A set of `"train"`, `"test"` and `"predict"`. A `compute_loss` or a `compute_metrics`
+        of the model's own is called by Keras's steps to train and to test.
+    """
+    names = {name for name, _ in of_model(model)} & _KINDS.keys()
+    return {kind for name in names for kind in _KINDS[name]}
+
+
+_KINDS = {
+    "train_step": ("train",),
+    "test_step": ("test",),
+    "predict_step": ("predict",),
+    "compute_loss": ("train", "test"),
+    "compute_metrics": ("train", "test"),
+}
+
+
 def of_compile(model):
     """Features of what `compile` was given."""
     if not model.compiled:
@@ -145,6 +165,10 @@ def has_user_layers(model):
 def has_user_code(model):
     """Whether a model runs functions that are not Keras's own."""
     layers = keras_internals.flatten_layers(model)
-    if has_user_layers(model) or any("Lambda" in type(layer).__name__ for layer in layers):
+    if (
+        has_user_layers(model)
+        or own_steps(model)
+        or any("Lambda" in type(layer).__name__ for layer in layers)
+    ):
         return True
     return any(not (isinstance(loss, str) or is_keras(loss)) for loss in user_losses(model))

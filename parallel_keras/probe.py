@@ -99,7 +99,7 @@ def probe(model, strategy, x, y=None, sample_weight=None):
     def refuse(feature, received):
         capabilities.check(feature, strategy, backends.name(), received)
 
-    with _tolerance_of(model):
+    with tolerance_of(model):
         y_pred, summed = _probe_forward(model, data, parts, shares, refuse)
         found = _probe_compiled(model, data, y_pred, parts, shares, refuse)
     return found._replace(summed=summed)
@@ -468,7 +468,7 @@ def _numpy(value):
 
 
 @contextlib.contextmanager
-def _tolerance_of(model):
+def tolerance_of(model):
     """Compare as exactly as the coarsest type in which a model computes allows."""
     types = {layer.compute_dtype for layer in keras_internals.flatten_layers(model)}
     types.add(keras.config.floatx())
@@ -482,11 +482,15 @@ def _tolerance_of(model):
 _tolerance = contextvars.ContextVar("tolerance", default=1e-4)
 
 
+def tolerance():
+    """By how much two results may differ, relative to their size, that are the same."""
+    return _tolerance.get()
+
+
 def _close(value, other):
-    tolerance = _tolerance.get()
     scale = np.maximum(np.abs(value), np.abs(other))
     with np.errstate(invalid="ignore"):
-        close = np.abs(value - other) <= tolerance * scale + 1e-6
+        close = np.abs(value - other) <= tolerance() * scale + 1e-6
     return bool(np.all(close | (value == other) | (np.isnan(value) & np.isnan(other))))
 
 

@@ -115,9 +115,6 @@ from parallel_keras.keras_internals.optimizers import (
     accumulators as accumulators,
 )
 from parallel_keras.keras_internals.optimizers import (
-    every_optimizer as every_optimizer,
-)
-from parallel_keras.keras_internals.optimizers import (
     index_trainables as index_trainables,
 )
 from parallel_keras.keras_internals.optimizers import (
@@ -165,6 +162,24 @@ from parallel_keras.keras_internals.optimizers import (
 from parallel_keras.keras_internals.optimizers import (
     with_moving_averages as with_moving_averages,
 )
+from parallel_keras.keras_internals.own_steps import (
+    every_metric as every_metric,
+)
+from parallel_keras.keras_internals.own_steps import (
+    every_optimizer as every_optimizer,
+)
+from parallel_keras.keras_internals.own_steps import (
+    noting_new_variables as noting_new_variables,
+)
+from parallel_keras.keras_internals.own_steps import (
+    optimizers_of as optimizers_of,
+)
+from parallel_keras.keras_internals.own_steps import (
+    results_of_metrics as results_of_metrics,
+)
+from parallel_keras.keras_internals.own_steps import (
+    synchronizing as synchronizing,
+)
 from parallel_keras.keras_internals.randomness import (
     ensure_global_seed as ensure_global_seed,
 )
@@ -179,6 +194,9 @@ from parallel_keras.keras_internals.randomness import (
 )
 from parallel_keras.keras_internals.randomness import (
     offset_seed as offset_seed,
+)
+from parallel_keras.keras_internals.randomness import (
+    replacing_draws as replacing_draws,
 )
 from parallel_keras.keras_internals.randomness import (
     set_global_seed as set_global_seed,
@@ -227,6 +245,9 @@ from parallel_keras.keras_internals.tensorflow import (
 )
 from parallel_keras.keras_internals.tensorflow import (
     let_optimizers_update_across_replicas as let_optimizers_update_across_replicas,
+)
+from parallel_keras.keras_internals.tensorflow import (
+    replace_assign as replace_assign,
 )
 from parallel_keras.keras_internals.tensorflow import (
     replace_masked_moments as replace_masked_moments,

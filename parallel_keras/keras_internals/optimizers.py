@@ -58,17 +58,6 @@ def inner_optimizers(optimizer):
     return [inner] if inner is not None else list(getattr(optimizer, "_inner_optimizers", ()))
 
 
-def every_optimizer(model):
-    """A model's optimizers, and those that they wrap; inner ones first.
-
-    The compiled one, and the ones that a model with a `train_step` of its own holds
-    as attributes.
-    """
-    held = [v for v in vars(model).values() if isinstance(v, keras.optimizers.Optimizer)]
-    compiled = [model.optimizer] if model.compiled and model.optimizer is not None else []
-    return with_inner_optimizers({id(o): o for o in (*compiled, *held)}.values())[::-1]
-
-
 def with_inner_optimizers(optimizers):
     """Optimizers, then the ones that they wrap."""
     found = list(optimizers)

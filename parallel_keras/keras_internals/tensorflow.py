@@ -119,6 +119,21 @@ def replace_masked_moments(moments):
         keras.layers.BatchNormalization._moments = compute
 
 
+def replace_assign(assign):
+    """Assign Keras variables by another function, given Keras's own as `stock=`.
+
+    backend/tensorflow/core.py, 3.15.1: all of a variable's assigns go through it.
+    """
+    stock = keras.Variable._direct_assign
+    if not hasattr(stock, "is_of_parallel_keras"):
+
+        def direct_assign(variable, value):
+            assign(variable, value, stock)
+
+        vars(direct_assign)["is_of_parallel_keras"] = True
+        keras.Variable._direct_assign = direct_assign
+
+
 def let_distributed_variables_be_numbers():
     """Let `float(optimizer.learning_rate)` work where the variable has copies.
 

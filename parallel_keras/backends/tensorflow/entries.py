@@ -122,6 +122,17 @@ def of_rows(one, rows):
     return one._replace(values=one.values[:kept], indices=one.indices[:kept])
 
 
+def side_by_side(one, gradient):
+    """`Entries` that travel as `tf.IndexedSlices`, to be put side by side.
+
+    Args:
+        one: `Entries` that not all parts of a batch have.
+        gradient: The `tf.IndexedSlices` that they are of.
+    """
+    values = tf.IndexedSlices(one.values, one.indices, gradient.dense_shape)
+    return one._replace(values=values, indices=None)
+
+
 def join(parts):
     """The uses of a variable by a whole batch, from those by its parts.
 

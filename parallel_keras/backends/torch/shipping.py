@@ -181,14 +181,14 @@ def _bytes_of(tensor):
 
 
 def variables_of(model):
-    """The model's and its optimizer's variables, in one order on all ranks.
+    """The model's and its optimizers' variables, in one order on all ranks.
 
     Without those of metrics, which are combined and not made equal.
     """
-    metrics = {id(v) for metric in model.metrics for v in metric.variables}
+    metrics = {id(v) for metric in keras_internals.every_metric(model) for v in metric.variables}
     variables = list(model.variables)
-    if model.compiled and model.optimizer is not None:
-        variables += keras_internals.optimizer_variables(model.optimizer)
+    for optimizer in keras_internals.optimizers_of(model):
+        variables += keras_internals.optimizer_variables(optimizer)
     unique = {id(v): v for v in variables if id(v) not in metrics}
     return list(unique.values())
 
