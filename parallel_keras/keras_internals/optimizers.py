@@ -58,6 +58,14 @@ def inner_optimizers(optimizer):
     return [inner] if inner is not None else list(getattr(optimizer, "_inner_optimizers", ()))
 
 
+def compiled_optimizer(model):
+    """The optimizer that `compile` was given, or None. trainer.py, 3.15.1.
+
+    On torch, a model that was not compiled has no attribute of the name.
+    """
+    return model.optimizer if model.compiled else None
+
+
 def every_optimizer(model):
     """A model's optimizers, and those that they wrap; inner ones first.
 
@@ -65,8 +73,8 @@ def every_optimizer(model):
     as attributes.
     """
     held = [v for v in vars(model).values() if isinstance(v, keras.optimizers.Optimizer)]
-    compiled = [model.optimizer] if model.compiled and model.optimizer is not None else []
-    return _with_inner(list({id(o): o for o in (*compiled, *held)}.values()))
+    found = [o for o in (compiled_optimizer(model), *held) if o is not None]
+    return _with_inner(list({id(o): o for o in found}.values()))
 
 
 def _with_inner(found):

@@ -317,4 +317,5 @@ class _Replicas(Shipment):
         forwarding.send_values(self.forwarder.variables, numbers, self.lowering.pool.group)
 
     def accumulates(self):
-        return bool(getattr(self.lowering.model.optimizer, "gradient_accumulation_steps", None))
+        optimizer = keras_internals.compiled_optimizer(self.lowering.model)
+        return bool(getattr(optimizer, "gradient_accumulation_steps", None))

@@ -111,7 +111,7 @@ class Forwarder:
 def holders(model):
     """The objects whose plain attributes are watched, in one order on all ranks."""
     found = keras_internals.flatten_layers(model)
-    optimizer = model.optimizer if model.compiled else None
+    optimizer = keras_internals.compiled_optimizer(model)
     while optimizer is not None:
         found.append(optimizer)
         optimizer = getattr(optimizer, "inner_optimizer", None)

@@ -78,7 +78,9 @@ class Server:
     def on_fold(self, key):
         """Hand what has been accumulated since the last update to the caller."""
         model = self.models[key].model
-        fold_accumulators(model.optimizer, self.context.rank, self.context.group)
+        fold_accumulators(
+            keras_internals.compiled_optimizer(model), self.context.rank, self.context.group
+        )
 
 
 class _Served:
@@ -89,7 +91,7 @@ class _Served:
         self.context = context
         self.variables = shipping.variables_of(model)
         forwarding.offset_seeds(model, range(len(self.variables)), self.variables, context.rank)
-        forget_accumulated(model.optimizer)
+        forget_accumulated(keras_internals.compiled_optimizer(model))
         self.metrics = WorkerMetrics(model)
         self.averaged = ()
         self.replica = Replica(
@@ -143,5 +145,6 @@ class _Served:
             forwarding.send_values(self.variables, numbers, self.context.group)
             forwarding.offset_seeds(self.model, numbers, self.variables, rank)
             written = {id(self.variables[number]) for number in numbers}
-            if any(id(v) in written for v in keras_internals.accumulators(self.model.optimizer)):
-                forget_accumulated(self.model.optimizer)
+            optimizer = keras_internals.compiled_optimizer(self.model)
+            if any(id(v) in written for v in keras_internals.accumulators(optimizer)):
+                forget_accumulated(optimizer)

@@ -187,8 +187,9 @@ def variables_of(model):
     """
     metrics = {id(v) for metric in model.metrics for v in metric.variables}
     variables = list(model.variables)
-    if model.compiled and model.optimizer is not None:
-        variables += keras_internals.optimizer_variables(model.optimizer)
+    optimizer = keras_internals.compiled_optimizer(model)
+    if optimizer is not None:
+        variables += keras_internals.optimizer_variables(optimizer)
     unique = {id(v): v for v in variables if id(v) not in metrics}
     return list(unique.values())
 

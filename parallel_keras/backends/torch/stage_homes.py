@@ -24,8 +24,9 @@ class Homes:
                 self._owners[id(variable)] = stage.number
             for variable in stage.borrowed:
                 self._borrowers.setdefault(id(variable), []).append(stage.number)
-        if model.compiled and model.optimizer is not None and model.optimizer.built:
-            for slot, reference in keras_internals.slots(model.optimizer):
+        optimizer = keras_internals.compiled_optimizer(model)
+        if optimizer is not None and optimizer.built:
+            for slot, reference in keras_internals.slots(optimizer):
                 self._owners[id(slot)] = self._owners.get(id(reference), 0)
 
     def owner(self, variable):
