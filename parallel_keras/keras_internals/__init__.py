@@ -115,6 +115,9 @@ from parallel_keras.keras_internals.optimizers import (
     accumulators as accumulators,
 )
 from parallel_keras.keras_internals.optimizers import (
+    compiled_optimizer as compiled_optimizer,
+)
+from parallel_keras.keras_internals.optimizers import (
     index_trainables as index_trainables,
 )
 from parallel_keras.keras_internals.optimizers import (

@@ -58,6 +58,14 @@ def inner_optimizers(optimizer):
     return [inner] if inner is not None else list(getattr(optimizer, "_inner_optimizers", ()))
 
 
+def compiled_optimizer(model):
+    """The optimizer that `compile` was given, or None. trainer.py, 3.15.1.
+
+    On torch, a model that was not compiled has no attribute of the name.
+    """
+    return model.optimizer if model.compiled else None
+
+
 def with_inner_optimizers(optimizers):
     """Optimizers, then the ones that they wrap."""
     found = list(optimizers)

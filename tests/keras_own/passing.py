@@ -25,6 +25,8 @@ from parallel_keras.model import _RUNS, _STATE
 
 SEED = 1337
 MARKERS = ("requires_trainable_backend", "multi_device")
+# A refusal that is no line of the capability table: most models of the tests are one layer.
+_TOO_SMALL = "cannot be cut into"
 _TRAINING = ("fit", "train_on_batch")
 
 
@@ -170,6 +172,8 @@ class Recorder:
             if report.failed:
                 crash = getattr(report.longrepr, "reprcrash", None)
                 notes.message = crash.message if crash else str(report.longrepr)
+                if _TOO_SMALL in notes.message:
+                    notes.refused.append("too_few_layers")
 
     def pytest_sessionfinish(self):
         kept = {test: vars(notes) for test, notes in self.tests.items()}

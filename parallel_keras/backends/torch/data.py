@@ -363,5 +363,6 @@ class _Replicas(Shipment):
         forwarding.send_values(self.forwarder.variables, numbers, self.lowering.pool.group)
 
     def accumulates(self):
-        steps = getattr(self.lowering.model.optimizer, "gradient_accumulation_steps", None)
+        optimizer = keras_internals.compiled_optimizer(self.lowering.model)
+        steps = getattr(optimizer, "gradient_accumulation_steps", None)
         return bool(steps) and "train" not in self.lowering.own

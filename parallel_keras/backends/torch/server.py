@@ -84,7 +84,9 @@ class Server:
     def on_fold(self, key):
         """Hand what has been accumulated since the last update to the caller."""
         model = self.models[key].model
-        fold_accumulators(model.optimizer, self.context.rank, self.context.group)
+        fold_accumulators(
+            keras_internals.compiled_optimizer(model), self.context.rank, self.context.group
+        )
 
 
 class _Served:
@@ -157,7 +159,7 @@ class _Served:
 
     def _forget_accumulated(self):
         if self.accumulates:
-            forget_accumulated(self.model.optimizer)
+            forget_accumulated(keras_internals.compiled_optimizer(self.model))
 
     def take_over(self, changes):
         """Make the caller's changes since the last step."""
@@ -174,5 +176,6 @@ class _Served:
             forwarding.send_values(self.variables, numbers, self.context.group)
             forwarding.offset_seeds(self.model, numbers, self.variables, rank)
             written = {id(self.variables[number]) for number in numbers}
-            if any(id(v) in written for v in keras_internals.accumulators(self.model.optimizer)):
+            optimizer = keras_internals.compiled_optimizer(self.model)
+            if any(id(v) in written for v in keras_internals.accumulators(optimizer)):
                 self._forget_accumulated()
