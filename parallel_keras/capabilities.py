@@ -188,13 +188,12 @@ FEATURES = {
     "synchronized_batch_norm": Feature(
         "`BatchNormalization(synchronized=True)`",
         "Use synchronized=False.",
-        {
-            **{
-                (strategy, "torch"): "Keras refuses to make the layer on this backend"
-                for strategy in STRATEGIES
-            },
-            ("pipeline", "tensorflow"): "a micro-batch cannot wait for those that follow it",
-        },
+        _pipeline("a micro-batch cannot wait for those that follow it"),
+    ),
+    "synchronized_moments": Feature(
+        "`keras.ops.moments(synchronized=True)` in a layer without an attribute `synchronized`",
+        "Give the layer an attribute: `self.synchronized = True`.",
+        _data("a replica without rows would not take part", ("torch",)),
     ),
     "batch_renorm": Feature(
         "`BatchNormalization(renorm=True)`",

@@ -79,6 +79,20 @@ class ComputeMetrics(Base):
 # ---- what does not add up over the rows ----------------------------------------
 
 
+class Centred(layers.Layer):
+    """Takes synchronized moments, and does not say so."""
+
+    def call(self, x, training=False):
+        return x - ops.moments(x, [0], synchronized=True)[0] if training else x
+
+
+def secretly_synchronized():
+    # With a random layer the probe looks at inference only.
+    x = keras.Input((6,))
+    y = layers.Dropout(0.1)(Centred()(x))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
 class SumPenalty(layers.Layer):
     def call(self, x):
         self.add_loss(0.01 * ops.sum(ops.square(x)))
@@ -146,6 +160,8 @@ MODELS = [
     *([Refusal("reduction_none", ["none", "sum_over_batch_size"], compile=compiled(
         loss=lambda: losses.SparseCategoricalCrossentropy(reduction=None)))]
       if BACKEND == "torch" else []),
+    *([Refusal("synchronized_moments", ["moments(synchronized=True)", "self.synchronized = True"],
+               secretly_synchronized)] if BACKEND == "torch" else []),
     Refusal("add_loss_sum_on_batch", ["SumPenalty"], sum_penalty,
             call=on_batch("train_on_batch")),
     Refusal("activation", ["mixes the rows"], activated, regression("mse"), rows.regression),

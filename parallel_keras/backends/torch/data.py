@@ -139,7 +139,7 @@ class Lowering(lowering.Lowering):
     def _write(self, slot, data, total):
         """Copy each worker's rows; returns the layouts, in the order of the ranks."""
         arrays = [leaf for leaf in leaves(data) if leaf is not None]
-        rows = batch.row_slices(total, self.world_size)
+        rows = batch.some_rows(total, self.world_size)
         return [
             self.pool.inbound(rank).write(slot, [array[rows[rank]] for array in arrays])
             for rank in range(1, self.world_size)
@@ -214,7 +214,8 @@ class Lowering(lowering.Lowering):
     def _predict(self, number, own, counts):
         self.ship.replica.laps.interrupt()
         with torch.no_grad():
-            outputs = self.ship.replica.predict(shipping.to_device(own, self.device)[0])
+            x = shipping.to_device(own, self.device)[0]
+            outputs = self.ship.replica.predict(x, counts[0])
         parts = [leaves(outputs)]
         for rank in range(1, self.world_size):
             if counts[rank]:

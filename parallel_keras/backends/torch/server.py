@@ -106,6 +106,8 @@ class _Served:
         share = rows / total
 
         def publish():
+            if not rows:
+                self.metrics.reset()  # computed on a row of another
             context.board.publish(number, self.metrics.change(self.averaged, share))
 
         self.metrics.reset()
@@ -120,10 +122,11 @@ class _Served:
             if kind == "test":
                 self.replica.test(data, rows, total)
                 publish()
-            elif rows:
-                outputs = leaves(self.replica.predict(data[0]))
-                layout = context.outbound.write(0, [output.cpu() for output in outputs])
-                context.send(("result", number, layout))
+            else:
+                outputs = leaves(self.replica.predict(data[0], rows))
+                if rows:
+                    layout = context.outbound.write(0, [output.cpu() for output in outputs])
+                    context.send(("result", number, layout))
 
     def events(self):
         return self.replica.laps.read()
