@@ -10,7 +10,7 @@ Example:
 
 from parallel_keras import backends as _backends
 
-_backends.name()  # refuses a backend that is not supported, at import
+_backends.prepare()  # refuses a backend that is not supported, at import
 
 # E402: what follows is imported only after that check.
 from parallel_keras.api import list_devices, set_cpu_devices, shutdown  # noqa: E402

@@ -124,6 +124,11 @@ FEATURES = {
         "`result()` of a metric, after its update.",
         _data(_ON_PARTS),
     ),
+    "step_synchronized": Feature(
+        "a `synchronized` layer in a model with a training step of its own",
+        "Use synchronized=False, or the TensorFlow backend.",
+        _data("its gradients would count with the share of the rows of another rank", ("torch",)),
+    ),
     "step_output": Feature(
         "a `predict_step` that mixes the rows of the batch",
         "Compute each row's output from that row alone.",
@@ -257,13 +262,12 @@ FEATURES = {
     "synchronized_batch_norm": Feature(
         "`BatchNormalization(synchronized=True)`",
         "Use synchronized=False.",
-        {
-            **{
-                (strategy, "torch"): "Keras refuses to make the layer on this backend"
-                for strategy in STRATEGIES
-            },
-            ("pipeline", "tensorflow"): "a micro-batch cannot wait for those that follow it",
-        },
+        _pipeline("a micro-batch cannot wait for those that follow it"),
+    ),
+    "synchronized_moments": Feature(
+        "`keras.ops.moments(synchronized=True)` in a layer without an attribute `synchronized`",
+        "Give the layer an attribute: `self.synchronized = True`.",
+        _data("a replica without rows would not take part", ("torch",)),
     ),
     "batch_renorm": Feature(
         "`BatchNormalization(renorm=True)`",

@@ -11,7 +11,6 @@ from keras import tree
 
 from parallel_keras import keras_internals
 
-_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
 _MAKERS = ("make_train_function", "make_test_function", "make_predict_function")
 # Keras's two names for the mean over the rows.
 _MEANS = ("sum_over_batch_size", "mean")
@@ -28,14 +27,16 @@ def is_keras(thing):
 
 def of_model(model):
     """Features of the model's class, layers and variables."""
-    for name in _STEPS:
-        if name in vars(model) or not is_keras(_owner(type(model), name)):
-            yield name, f"{type(model).__name__}.{name}"
+    for name in _own_step_names(model):
+        yield name, f"{type(model).__name__}.{name}"
     for name in _MAKERS:
         if not is_keras(_owner(type(model), name)):
             yield "own_train_function", f"{type(model).__name__}.{name}"
+    trains_itself = "train" in own_steps(model)
     for layer in keras_internals.flatten_layers(model):
         yield from _of_layer(layer)
+        if trains_itself and getattr(layer, "synchronized", False) is True:
+            yield "step_synchronized", f"layer {layer.name} ({type(layer).__name__})"
     for variable in model.variables:
         if getattr(variable, "overwrite_with_gradient", False):
             yield "overwrite_with_gradient", f"variable {variable.path}"
@@ -48,8 +49,13 @@ def own_steps(model):
         A set of `"train"`, `"test"` and `"predict"`. A `compute_loss` or a `compute_metrics`
         of the model's own is called by Keras's steps to train and to test.
     """
-    names = {name for name, _ in of_model(model)} & _KINDS.keys()
-    return {kind for name in names for kind in _KINDS[name]}
+    return {kind for name in _own_step_names(model) for kind in _KINDS[name]}
+
+
+def _own_step_names(model):
+    return [
+        name for name in _KINDS if name in vars(model) or not is_keras(_owner(type(model), name))
+    ]
 
 
 _KINDS = {

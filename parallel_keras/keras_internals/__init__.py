@@ -73,6 +73,9 @@ from parallel_keras.keras_internals.layers import (
     own_variables as own_variables,
 )
 from parallel_keras.keras_internals.layers import (
+    replace_masked_moments as replace_masked_moments,
+)
+from parallel_keras.keras_internals.layers import (
     run_graph_symbolically as run_graph_symbolically,
 )
 from parallel_keras.keras_internals.layers import (
@@ -253,9 +256,6 @@ from parallel_keras.keras_internals.tensorflow import (
     replace_assign as replace_assign,
 )
 from parallel_keras.keras_internals.tensorflow import (
-    replace_masked_moments as replace_masked_moments,
-)
-from parallel_keras.keras_internals.tensorflow import (
     replace_synchronized_moments as replace_synchronized_moments,
 )
 from parallel_keras.keras_internals.tensorflow import (
@@ -269,6 +269,12 @@ from parallel_keras.keras_internals.tensorflow import (
 )
 from parallel_keras.keras_internals.tensorflow import (
     tf_variable as tf_variable,
+)
+from parallel_keras.keras_internals.torch import (
+    allow_synchronized_batch_norm as allow_synchronized_batch_norm,
+)
+from parallel_keras.keras_internals.torch import (
+    replace_torch_moments as replace_torch_moments,
 )
 from parallel_keras.keras_internals.training import (
     add_up_losses as add_up_losses,

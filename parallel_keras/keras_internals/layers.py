@@ -173,6 +173,23 @@ def is_batch_norm(layer):
     return isinstance(layer, keras.layers.BatchNormalization)
 
 
+def replace_masked_moments(moments):
+    """Compute the moments of a masked batch by another function, given Keras's own as `stock=`.
+
+    layers/normalization/batch_normalization.py, 3.15.1.
+    """
+    stock = keras.layers.BatchNormalization._moments
+    if not hasattr(stock, "is_of_parallel_keras"):
+
+        def compute(layer, x, mask):
+            if mask is None or not layer.synchronized:
+                return stock(layer, x, mask)
+            return moments(layer, x, mask, stock)
+
+        vars(compute)["is_of_parallel_keras"] = True
+        keras.layers.BatchNormalization._moments = compute
+
+
 @contextlib.contextmanager
 def noting_moments(layer, note):
     """Have a function see the moments that a BatchNormalization takes of each batch.

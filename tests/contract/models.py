@@ -420,6 +420,62 @@ def synchronized_cnn():
     return cnn(lambda: layers.BatchNormalization(synchronized=True))
 
 
+def synchronized_twice():
+    """No bias before a normalization; the last one is frozen."""
+    x = keras.Input((8, 8, 2))
+    y = layers.Conv2D(4, 3, use_bias=False)(x)
+    y = layers.Activation("tanh")(layers.BatchNormalization(synchronized=True)(y))
+    y = layers.Conv2D(4, 3, use_bias=False)(y)
+    y = layers.Activation("tanh")(layers.BatchNormalization(synchronized=True)(y))
+    y = layers.BatchNormalization(synchronized=True, trainable=False)(layers.Flatten()(y))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def synchronized_heads():
+    """A normalization that the loss does not reach, beside one that it does."""
+    x = keras.Input((8, 8, 2))
+    y = layers.BatchNormalization(synchronized=True)(layers.Conv2D(4, 3, use_bias=False)(x))
+    y = layers.Flatten()(layers.Activation("tanh")(y))
+    label = layers.Dense(3, activation="softmax", name="label", activity_regularizer="l2")(y)
+    layers.BatchNormalization(synchronized=True)(layers.Dense(2)(y))
+    return keras.Model(x, label)
+
+
+class SynchronizedScale(layers.Layer):
+    """Statistics of the whole batch in a layer of the user's own."""
+
+    synchronized = False
+
+    def build(self, shape):
+        self.synchronized = True
+        self.scale = self.add_weight(shape=shape[-1:], initializer="ones", name="scale")
+        self.seen = self.add_weight(shape=shape[-1:], trainable=False, name="seen")
+
+    def call(self, x, training=False):
+        if training:
+            axes = list(range(len(x.shape) - 1))
+            mean, variance = ops.moments(x, axes, synchronized=self.synchronized)
+            self.seen.assign(0.9 * self.seen + 0.1 * mean)
+            x = (x - mean) * ops.rsqrt(variance + 1e-3)
+        return x * self.scale
+
+
+def synchronized_of_the_user():
+    x = keras.Input((8, 8, 2))
+    y = SynchronizedScale()(layers.Conv2D(4, 3, use_bias=False)(x))
+    y = layers.Flatten()(layers.Activation("tanh")(y))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def synchronized_always():
+    """Statistics of the batch in `evaluate` and `predict` too."""
+    x = keras.Input((8, 8, 2))
+    y = layers.Conv2D(4, 3, use_bias=False)(x)
+    y = layers.BatchNormalization(synchronized=True)(y, training=True)
+    y = layers.Flatten()(layers.Activation("tanh")(y))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
 def synchronized_renorm():
     return cnn(lambda: layers.BatchNormalization(synchronized=True, renorm=True))
 

@@ -324,7 +324,6 @@ def test_refused_before_the_first_step(name):
         assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
 
 
-@pytest.mark.backend("tensorflow")
 def test_synchronized_batch_normalization_needs_whole_batches():
     model = pk.parallelize(models.synchronized_cnn())
     arguments = compiled(sgd)()

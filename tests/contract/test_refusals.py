@@ -79,6 +79,20 @@ class ComputeMetrics(Base):
 # ---- what does not add up over the rows ----------------------------------------
 
 
+class Centred(layers.Layer):
+    """Takes synchronized moments, and does not say so."""
+
+    def call(self, x, training=False):
+        return x - ops.moments(x, [0], synchronized=True)[0] if training else x
+
+
+def secretly_synchronized():
+    # With a random layer the probe looks at inference only.
+    x = keras.Input((6,))
+    y = layers.Dropout(0.1)(Centred()(x))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
 class LargestPenalty(layers.Layer):
     def call(self, x):
         self.add_loss(ops.mean(x))
@@ -165,6 +179,8 @@ MODELS = [
     *([Refusal("reduction_none", ["none", "sum_over_batch_size"], compile=compiled(
         loss=lambda: losses.SparseCategoricalCrossentropy(reduction=None)))]
       if BACKEND == "torch" else []),
+    *([Refusal("synchronized_moments", ["moments(synchronized=True)", "self.synchronized = True"],
+                secretly_synchronized)] if BACKEND == "torch" else []),
     Refusal("add_loss_largest_on_batch", ["LargestPenalty"], largest_penalty,
             call=on_batch("train_on_batch")),
     Refusal("add_loss_in_training_only", ["TrainingPenalty", "training only"], hidden_penalty),

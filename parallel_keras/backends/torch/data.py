@@ -139,14 +139,12 @@ class Lowering(lowering.Lowering):
             if total:
                 slot = memory.SLOTS + next(self._ahead) % memory.AHEAD
                 # The batch itself is kept, so that its id stays its own.
-                self._staged[id(batch)] = batch, data, self._write("train", slot, data, total)
+                self._staged[id(batch)] = batch, data, self._write(slot, data, total)
 
-    def _write(self, kind, slot, data, total):
+    def _write(self, slot, data, total):
         """Copy each worker's rows; returns the layouts, in the order of the ranks."""
         arrays = [leaf for leaf in leaves(data) if leaf is not None]
-        rows = batch.row_slices(total, self.world_size)
-        if kind in self.own:
-            rows = [part if part.start < part.stop else slice(0, 1) for part in rows]
+        rows = batch.some_rows(total, self.world_size)
         return [
             self.pool.inbound(rank).write(slot, [array[rows[rank]] for array in arrays])
             for rank in range(1, self.world_size)
@@ -174,7 +172,7 @@ class Lowering(lowering.Lowering):
         self.ship.ensure()
         number = self.pool.next_number()
         if layouts is None:
-            layouts = self._write(kind, number % memory.SLOTS, data, total)
+            layouts = self._write(number % memory.SLOTS, data, total)
         counts = batch.row_counts(total, self.world_size)
         self._send(number, kind, data, layouts, counts)
         if kind in self.own:
@@ -244,7 +242,8 @@ class Lowering(lowering.Lowering):
     def _predict(self, number, own, counts):
         self.ship.replica.laps.interrupt()
         with torch.no_grad():
-            outputs = self.ship.replica.predict(shipping.to_device(own, self.device)[0])
+            x = shipping.to_device(own, self.device)[0]
+            outputs = self.ship.replica.predict(x, counts[0])
         self.ship.forwarder.taken()
         return self._together(outputs, counts)
 

@@ -118,6 +118,8 @@ class _Served:
         share = rows / total
 
         def publish():
+            if not rows:
+                self.metrics.reset()  # computed on a row of another
             context.board.publish(number, self.metrics.change(self.averaged, share))
 
         self.metrics.reset()
@@ -132,10 +134,11 @@ class _Served:
             if kind == "test":
                 self.replica.test(data, rows, total)
                 publish()
-            elif rows:
-                outputs = leaves(self.replica.predict(data[0]))
-                layout = context.outbound.write(0, [output.cpu() for output in outputs])
-                context.send(("result", number, layout))
+            else:
+                outputs = leaves(self.replica.predict(data[0], rows))
+                if rows:
+                    layout = context.outbound.write(0, [output.cpu() for output in outputs])
+                    context.send(("result", number, layout))
 
     def own_step(self, number, kind, work, changes):
         """The model's own step on this rank's rows; see `own_caller.py`."""
