@@ -39,7 +39,7 @@ class Lowering(WholeBatches):
         variables.move(self.model, None)
 
     def prepare(self, name):
-        if name in ("fit", "train_on_batch") and self.model.compiled and self.model.built:
+        if name in ("fit", "train_on_batch") and self.model.compiled:
             # A callback may load the optimizer's state before the first step.
             with self.mirrored.scope():
                 keras_internals.build_optimizer(self.model)

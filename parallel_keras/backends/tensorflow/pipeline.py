@@ -41,7 +41,7 @@ class Lowering(WholeBatches, Pipelined):
             self.homes.settle(cut)
 
     def prepare(self, name):
-        if name in ("fit", "train_on_batch") and self.model.compiled and self.model.built:
+        if name in ("fit", "train_on_batch") and self.model.compiled:
             # A callback may load the optimizer's state before the first step.
             keras_internals.build_optimizer(self.model)
             self.attach()
