@@ -226,6 +226,11 @@ FEATURES = {
         "Train in float32 or bfloat16, with one optimizer.",
         _pipeline("each stage updates its own variables", ("torch",)),
     ),
+    "own_update": Feature(
+        "an optimizer of your own that looks at the gradients of all variables together",
+        "Override `update_step` and keep state for each variable, or use strategy='model'.",
+        _pipeline("each stage updates its own variables", ("torch",)),
+    ),
     "untraceable_call": Feature(
         "a `call` that cannot be traced with symbolic inputs",
         "Let `call` use layers and `keras.ops` on its inputs only, put weights and random draws "

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from keras import tree
 
-from parallel_keras import features, keras_internals
+from parallel_keras import capabilities, features, keras_internals
 from parallel_keras import probe as probing
 from parallel_keras.backends.pipelined import Pipelined
 from parallel_keras.backends.torch import (
@@ -197,6 +197,12 @@ class Lowering(Pipelined):
             probing.probe(self.model, self.strategy, *shipping.to_device(data, self.device))
         self.ship.probed = True
 
+    def check_update(self):
+        """Refuse an optimizer that needs more than a stage has; it has been built by now."""
+        if self.model.compiled:
+            for received in features.own_updates(self.model.optimizer):
+                capabilities.check("own_update", self.strategy, "torch", received)
+
     def events(self):
         if self.ship.events or not self.ship.is_current():
             return self.ship.events
@@ -254,6 +260,7 @@ class _Stages(Shipment):
 
     def deliver(self, skeleton, tensors):
         lowering = self.lowering
+        lowering.check_update()
         lowering.forget()
         model, pool = lowering.model, lowering.pool
         cut = lowering.staged(self._x, training=True)
