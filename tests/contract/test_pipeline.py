@@ -2,6 +2,7 @@
 
 import re
 
+import cases
 import keras
 import models
 import numpy as np
@@ -18,7 +19,7 @@ OPTIONS = {"batch_size": 16, "epochs": 1, "shuffle": False, "verbose": 0}
 # What `make test` runs; on TensorFlow each case is traced anew, which takes seconds.
 QUICK = {
     "torch": {"u_net", "early_output", "masked_loss", "tied_weights", "chain_subclassed"},
-    "tensorflow": {"u_net", "masked_loss"},
+    "tensorflow": {"u_net", "masked_loss", "confident_early", "confident_early_sum"},
 }[BACKEND]
 
 
@@ -322,6 +323,54 @@ def test_refused_before_the_first_step(name):
         model.fit(**data, **OPTIONS)
     for word in [*words, "Received"]:
         assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
+
+
+class Normalized(keras.optimizers.SGD):
+    """Divides all gradients by their global norm."""
+
+    def apply(self, grads, trainable_variables=None):
+        norm = ops.sqrt(sum(ops.sum(ops.square(g)) for g in grads)) + 1e-6
+        return super().apply([g / norm for g in grads], trainable_variables)
+
+
+class Remembers(keras.optimizers.Optimizer):
+    """Keeps one number for all variables."""
+
+    def build(self, variables):
+        if not self.built:
+            super().build(variables)
+            self.total = keras.Variable(0.0, trainable=False, name="total")
+            self._track_variable(self.total)
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_add(self.total, ops.sum(ops.square(gradient)))
+        self.assign_sub(variable, learning_rate * gradient / (1.0 + self.total))
+
+
+class Signs(keras.optimizers.Optimizer):
+    """Keeps something for each variable."""
+
+    def build(self, variables):
+        if not self.built:
+            super().build(variables)
+            self.means = [self.add_variable_from_reference(v, "mean") for v in variables]
+
+    def update_step(self, gradient, variable, learning_rate):
+        mean = self.means[self._get_variable_index(variable)]
+        self.assign(mean, 0.9 * mean + gradient)
+        self.assign_sub(variable, learning_rate * mean / (0.1 + ops.abs(mean)))
+
+
+@pytest.mark.parametrize("make", [Normalized, Remembers, Signs])
+def test_optimizers_of_ones_own(make):
+    """On torch each stage updates its own variables: one that looks at all is refused."""
+    case = cases.case(make.__name__, stage_models.chain, compile=compiled(lambda: make(0.01)))
+    strategy = pk.PipelineParallel(3, microbatches=4)
+    if BACKEND == "torch" and make is not Signs:
+        with pytest.raises(pk.UnsupportedError, match=f"all variables together.*{make.__name__}"):
+            check(case, strategy)
+    else:
+        check(case, strategy)
 
 
 @pytest.mark.backend("tensorflow")

@@ -56,7 +56,7 @@ class Microbatches:
         return loss if len(self) == 1 else loss * self.rows[number].share(loss.dtype)
 
     def together(self, parts):
-        """Tensors of all micro-batches as one, with their Keras masks."""
+        """Tensors of all micro-batches as one, with their Keras masks and logits."""
         if len(self) == 1:
             return parts[0]
         return whole_loss.together(parts, self.rows, self.strategy, self.total)
