@@ -92,6 +92,11 @@ class Pipelined(Lowering):
         """Cut the model anew when it runs next: it may have changed."""
         self._staged = {}
 
+    @property
+    def cuts_batches(self):
+        """Whether a batch may be computed in parts."""
+        return self.strategy.microbatches != 1
+
     def loss_of_parts(self, cut):
         """Whether each micro-batch's loss is known by itself."""
         return features.adds_up_by_rows(self.model) and not cut.graph.is_masked

@@ -373,6 +373,16 @@ def test_optimizers_of_ones_own(make):
         check(case, strategy)
 
 
+def test_one_micro_batch_may_mix_its_rows():
+    """What compares the rows of a batch is refused only where batches are cut."""
+    case = cases.case(
+        "contrastive", stage_models.chain, rows.one_hot, compiled(sgd, contrastive, metrics=())
+    )
+    check(case, pk.PipelineParallel(2, microbatches=1))
+    with pytest.raises(pk.UnsupportedError, match="contrastive"):
+        check(case, pk.PipelineParallel(2, microbatches=2))
+
+
 @pytest.mark.backend("tensorflow")
 def test_synchronized_batch_normalization_needs_whole_batches():
     model = pk.parallelize(models.synchronized_cnn())

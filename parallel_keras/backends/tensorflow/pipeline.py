@@ -51,6 +51,9 @@ class Lowering(WholeBatches, Pipelined):
 
     # ---- steps ----
 
+    def needs_probe(self):
+        return self.cuts_batches and super().needs_probe()
+
     def will_run_on(self, x):
         self._inputs = x
         self.homes.settle(self.staged(x, training=True))

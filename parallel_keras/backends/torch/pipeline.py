@@ -193,7 +193,7 @@ class Lowering(Pipelined):
         """Before the first step: do the user's own losses and layers add up?"""
         if self.ship.probed or kind == "predict" or not probing.is_enough(total):
             return
-        if probing.needs_probe(self.model):
+        if self.cuts_batches and probing.needs_probe(self.model):
             probing.probe(self.model, self.strategy, *shipping.to_device(data, self.device))
         self.ship.probed = True
 
