@@ -443,6 +443,58 @@ def test_weights_are_right_whenever_they_are_read():
     compare("looked_at", "pipeline=3", {"w": seen[None]}, {"w": seen["pipeline=3"]})
 
 
+def another_world():
+    other = make(stage_models.chain, compiled(sgd)(), "pipeline=2")
+    other.fit(**rows.classes(), **OPTIONS)
+
+
+def killed_workers():
+    # Tests share the pool, which on TensorFlow is none.
+    from parallel_keras.backends.torch import workers
+
+    workers._pool.abort()
+
+
+# What may befall the workers that hold the weights, and whether a loop of batches outlives it.
+AFTERWARDS = {
+    "shutdown": (pk.shutdown, True),
+    "clear_session": (keras.utils.clear_session, True),
+    "another world": (another_world, True),
+    "killed workers": (killed_workers, False),
+}
+
+
+@pytest.mark.backend("torch")
+@pytest.mark.parametrize("name", AFTERWARDS)
+def test_weights_outlive_the_workers(name):
+    """Nobody has read them since they were trained."""
+    happens, is_known_before = AFTERWARDS[name]
+    data = rows.classes()
+
+    def loop(model):
+        for _ in range(3):
+            model.train_on_batch(data["x"], data["y"])
+
+    def train(model):
+        fit(model, **data, **OPTIONS)
+
+    for way in (train, loop) if is_known_before else (train,):
+        expected = make(stage_models.chain, compiled(adam)(), None)
+        way(expected)
+        expected = state(expected)
+        model = make(stage_models.chain, compiled(adam)(), "pipeline=3")
+        way(model)
+        happens()
+        compare(f"{name} {way.__name__}", "pipeline=3", expected, state(model))
+        model.fit(**data, **OPTIONS)
+    if not is_known_before:
+        loop(model)
+        happens()
+        with pytest.raises(pk.WorkerError, match=r"have ended[\s\S]*epoch's beginning"):
+            model.get_weights()
+        model.fit(**data, **OPTIONS)
+
+
 def test_predict_keeps_the_order_of_the_rows():
     model = make(models.identity, {"optimizer": "sgd", "loss": "mse"}, None)
     plain = keras.Sequential([keras.Input((1,)), layers.Identity(), *model.layers])

@@ -49,6 +49,10 @@ class Lowering(Pipelined):
         self.device = torch_device(self.devices[0])
         self.ship = _Stages(self)
         self.pool: Any = None
+        self._fits = False
+
+    def prepare(self, name):
+        self._fits = name == "fit"
 
     def attach(self):
         """Have the workers started; the first step waits for them."""
@@ -76,6 +80,9 @@ class Lowering(Pipelined):
         try:
             with workers.as_a_rank(self.devices):
                 yield
+                if self._fits:
+                    # Nobody may look before the workers do something else, or die.
+                    self.ship.collect()
         finally:
             members.pop("reset_metrics", None)
             if self.pool is not None:
@@ -317,6 +324,7 @@ class _Stages(Shipment):
             if self.rank.scalars_are_with:
                 self._remote += self.homes.of_all()
             remote.make_remote([v._value for v in self._remote], self.collect)
+            self.lowering.pool.lend(self)
         self.forwarder.taken()
 
     def collect(self):
@@ -324,6 +332,10 @@ class _Stages(Shipment):
         if not self._remote:
             return
         lowering = self.lowering
+        if not self.is_current():
+            note = self.restore()
+            gone = "The workers that held the model have ended meanwhile."
+            raise WorkerError(gone, None, gone).with_note(note)
         variables, self._remote = self._remote, []
         try:
             for rank in range(1, lowering.world_size):
