@@ -294,6 +294,11 @@ FEATURES = {
         "Place its calls on one stage, or use two layers.",
         _pipeline("in which order the stages would change it is not known"),
     ),
+    "own_update": Feature(
+        "an optimizer of your own that looks at the gradients of all variables together",
+        "Override `update_step` and keep state for each variable, or use strategy='model'.",
+        _pipeline("each stage updates its own variables", ("torch",)),
+    ),
     "untraceable_call": Feature(
         "a `call` that cannot be traced with symbolic inputs",
         "Let `call` use layers and `keras.ops` on its inputs only, put weights and random draws "

@@ -74,12 +74,32 @@ def of_compile(model):
     for loss in user_losses(model):
         if _reduction(loss) in ("none", None):
             yield "loss_none", f"loss={loss!r} with reduction={loss.reduction!r}"
+    for received in own_updates(model.optimizer):
+        yield "own_update", received
     if model.steps_per_execution > 1:
         yield "steps_per_execution", f"steps_per_execution={model.steps_per_execution}"
     if model.jit_compile:
         yield "jit_compile", f"jit_compile={model.jit_compile}"
     if model.run_eagerly:
         yield "run_eagerly", f"run_eagerly={model.run_eagerly}"
+
+
+def own_updates(optimizer):
+    """What in an optimizer may look at all variables together, as far as it is not Keras's own.
+
+    Yields:
+        Strings: methods that are given all gradients, and, once it is built, numbers that
+        belong to no variable.
+    """
+    if optimizer is None:
+        return
+    kind = type(optimizer).__name__
+    for name in keras_internals.METHODS_OF_ALL_GRADIENTS:
+        if name in vars(optimizer) or not is_keras(_owner(type(optimizer), name)):
+            yield f"{kind}.{name}"
+    if not is_keras(type(optimizer)):
+        for variable in keras_internals.numbers_of_no_variable(optimizer):
+            yield f"{kind}, variable {variable.path}"
 
 
 def user_losses(model):

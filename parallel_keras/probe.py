@@ -322,7 +322,9 @@ def _probe_losses(model, data, y_pred, parts, shares):
         return ""
     # Twice: with the predictions, and with those of the neighbouring row, so
     # that a coincidence at the start of training does not pass.
-    for predictions in (y_pred, tree.map_structure(lambda t: ops.roll(t, 1, axis=0), y_pred)):
+    # Copies: of the outputs Keras may know more than their numbers, of a part of them not.
+    for shift in (0, 1):
+        predictions = tree.map_structure(lambda t, by=shift: ops.roll(t, by, axis=0), y_pred)
         whole, slopes = _loss(model, data, predictions)
         pieces = [_loss(model, _take(data, part), _take(predictions, part)) for part in parts]
         together = _mean([value for value, _ in pieces], shares)

@@ -55,6 +55,9 @@ from parallel_keras.keras_internals.layers import (
     keras_mask as keras_mask,
 )
 from parallel_keras.keras_internals.layers import (
+    logits as logits,
+)
+from parallel_keras.keras_internals.layers import (
     map_shapes as map_shapes,
 )
 from parallel_keras.keras_internals.layers import (
@@ -85,6 +88,9 @@ from parallel_keras.keras_internals.layers import (
     set_keras_mask as set_keras_mask,
 )
 from parallel_keras.keras_internals.layers import (
+    set_logits as set_logits,
+)
+from parallel_keras.keras_internals.layers import (
     watch_operations as watch_operations,
 )
 from parallel_keras.keras_internals.models import (
@@ -112,6 +118,9 @@ from parallel_keras.keras_internals.models import (
     users_of as users_of,
 )
 from parallel_keras.keras_internals.optimizers import (
+    METHODS_OF_ALL_GRADIENTS as METHODS_OF_ALL_GRADIENTS,
+)
+from parallel_keras.keras_internals.optimizers import (
     accumulated_gradients as accumulated_gradients,
 )
 from parallel_keras.keras_internals.optimizers import (
@@ -128,6 +137,9 @@ from parallel_keras.keras_internals.optimizers import (
 )
 from parallel_keras.keras_internals.optimizers import (
     moving_averages as moving_averages,
+)
+from parallel_keras.keras_internals.optimizers import (
+    numbers_of_no_variable as numbers_of_no_variable,
 )
 from parallel_keras.keras_internals.optimizers import (
     optimizer_index as optimizer_index,

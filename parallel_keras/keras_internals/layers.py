@@ -106,6 +106,19 @@ def keras_mask(tensor):
     return masking.get_keras_mask(tensor)
 
 
+def logits(tensor):
+    """What softmax or sigmoid made a tensor of, or None. backend/tensorflow/nn.py, 3.15.1.
+
+    Crossentropies are computed from it where it is there.
+    """
+    return getattr(tensor, "_keras_logits", None)
+
+
+def set_logits(tensor, logits):
+    """Note what a tensor was made of. backend/tensorflow/nn.py, 3.15.1."""
+    tensor._keras_logits = logits
+
+
 def own_state(layer):
     """A layer's own non-trainable variables, without those of its sublayers. layer.py, 3.15.1."""
     seeds = {id(generator.state) for generator in layer._seed_generators}

@@ -103,6 +103,41 @@ def slots(optimizer):
     return list(found.values())
 
 
+# What an optimizer's methods are called that are given the gradients, or the variables, of
+# all. base_optimizer.py, 3.15.1.
+METHODS_OF_ALL_GRADIENTS = (
+    "apply",
+    "apply_gradients",
+    "_apply_weight_decay",
+    "_backend_apply_gradients",
+    "_backend_increment_gradient_accumulators",
+    "_backend_reset_gradient_accumulators",
+    "_backend_update_step",
+    "_clip_gradients",
+    "_filter_empty_gradients",
+    "_overwrite_model_variables_with_average_value",
+    "_overwrite_variables_directly_with_gradients",
+    "_update_model_variables_moving_average",
+)
+
+# Numbers of Keras's own that one update of any variables moves alike: base_optimizer.py,
+# nadam.py, 3.15.1.
+_NUMBERS = ("_iterations", "_learning_rate", "_u_product")
+
+
+def numbers_of_no_variable(optimizer):
+    """The state of an optimizer that belongs to none of its variables, Keras's own aside.
+
+    None before it is built.
+    """
+    if not optimizer.built:
+        return []
+    known = {id(slot) for slot, _ in slots(optimizer)}
+    known |= {id(vars(optimizer).get(name)) for name in _NUMBERS}
+    found = [*optimizer.variables, *untracked_variables(optimizer)]
+    return [v for v in {id(v): v for v in found}.values() if id(v) not in known]
+
+
 def moving_averages(optimizer):
     """An optimizer's averages of its variables. base_optimizer.py, 3.15.1."""
     return optimizer._model_variables_moving_average

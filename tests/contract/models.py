@@ -1,5 +1,7 @@
 """Small models, each with the one thing that a case is about."""
 
+import warnings
+
 import keras
 from keras import layers, ops
 
@@ -17,6 +19,14 @@ def logits():
     """The same without its softmax."""
     x = keras.Input((6,))
     return keras.Model(x, layers.Dense(3)(layers.Dense(8, activation="tanh")(x)))
+
+
+def confident():
+    """Probabilities of which some are nought in float32: their logarithm is not."""
+    x = keras.Input((6,))
+    wide = keras.initializers.RandomNormal(stddev=12.0)
+    y = layers.Dense(8, activation="tanh")(x)
+    return keras.Model(x, layers.Dense(3, activation="softmax", kernel_initializer=wide)(y))
 
 
 def regressor(outputs=1, **dense):
@@ -72,6 +82,38 @@ def sequential_unbuilt():
     return keras.Sequential(
         [layers.Dense(8, activation="tanh"), layers.Dense(3, activation="softmax")]
     )
+
+
+def said_to_be_built():
+    """Keras calls a model built when its `build` was called, whatever its layers are."""
+    model = Residual()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.build((None, 6))
+    return model
+
+
+class Residual(keras.Model):
+    """Layers inside layers that have no `build`."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = [ResidualBlock(), ResidualBlock()]
+        self.head = layers.Dense(3, activation="softmax")
+
+    def call(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class ResidualBlock(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(6, activation="tanh")
+
+    def call(self, x):
+        return x + self.dense(x)
 
 
 class Subclassed(keras.Model):

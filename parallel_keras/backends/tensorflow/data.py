@@ -46,7 +46,7 @@ class Lowering(WholeBatches):
     def prepare(self, name):
         if self._is_own("train"):
             return  # which variables its optimizers are for is the step's to say
-        if name in ("fit", "train_on_batch") and self.model.compiled and self.model.built:
+        if name in ("fit", "train_on_batch") and self.model.compiled:
             # A callback may load the optimizer's state before the first step.
             with self.mirrored.scope():
                 keras_internals.build_optimizer(self.model)

@@ -66,6 +66,10 @@ class WholeBatches(Lowering):
         """How losses and metrics come together is known."""
         self.findings = findings
 
+    def needs_probe(self):
+        """Whether it has to be found out how losses, metrics and layers come together."""
+        return probing.needs_probe(self.model)
+
     def will_run_on(self, x):
         """Called before a step is traced, with the inputs or their specs."""
 
@@ -239,7 +243,7 @@ class _Look:
         if spec is None:
             return True
         self._build(tree.map_structure(lambda s: None if s is None else specs.symbol(s), spec))
-        self.is_over = self.lowering.probed or not probing.needs_probe(self.model)
+        self.is_over = self.lowering.probed or not self.lowering.needs_probe()
         return not self.is_over
 
     def at(self, data):
@@ -250,10 +254,12 @@ class _Look:
         self._build(data)
         if self.kind == "predict" or lowering.probed:
             return data
-        if probing.is_enough(leaves[0].shape[0]):
+        if not lowering.needs_probe():
+            lowering.probed = True
+        elif probing.is_enough(leaves[0].shape[0]):
             lowering.found(probing.probe(self.model, lowering.strategy, *data))
             lowering.probed = True
-        elif probing.needs_probe(self.model):
+        else:
             # Right for whatever a probe may find.
             lowering.findings = probing.Findings(of_the_batch="what is not known yet")
         return data

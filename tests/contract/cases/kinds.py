@@ -41,6 +41,7 @@ def batch_norm(name, optimizer, model=models.synchronized_cnn, data=rows.images,
 # What `make test` runs on TensorFlow too (see harness.grid).
 TRACED = {
     "sequential_unbuilt",
+    "said_to_be_built",
     "subclassed",
     "unreached_output",
     "inputs_dict",
@@ -55,6 +56,7 @@ TRACED = {
 CASES = [
     case("sequential", models.sequential),
     case("sequential_unbuilt", models.sequential_unbuilt, quick=(2, 3)),
+    case("said_to_be_built", models.said_to_be_built, compile=compiled(adam)),
     case("subclassed", models.Subclassed, compile=compiled(adam), quick=(2, 3)),
     case("subclass_called_functional", models.subfunctional),
     case("nested", models.nested),
