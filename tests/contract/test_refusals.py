@@ -131,7 +131,8 @@ def on_batch(method):
     return lambda model, data: getattr(model, method)(data["x"][:7], data["y"][:7])
 
 
-MODELS = [
+# Under "data" they run: see test_own_steps.py.
+OWN_STEPS = [
     Refusal("train_step", ["train_step", "TrainStep"], TrainStep),
     Refusal("train_on_batch", ["train_step", "TrainStep"], TrainStep,
             call=on_batch("train_on_batch")),
@@ -141,6 +142,9 @@ MODELS = [
             call=lambda model, data: model.predict(data["x"], verbose=0)),
     Refusal("compute_loss", ["compute_loss", "ComputeLoss"], ComputeLoss),
     Refusal("compute_metrics", ["compute_metrics", "ComputeMetrics"], ComputeMetrics),
+]  # fmt: skip
+
+MODELS = [
     Refusal("add_loss_sum", ["SumPenalty"], sum_penalty),
     # Keras on torch cannot train with it either.
     *([Refusal("reduction_none", ["none", "sum_over_batch_size"], compile=compiled(
@@ -167,8 +171,13 @@ def _broadcast():
     return {"x": (x, np.ones((1, 6), "float32")), "y": rows.classes()["y"][:16]}
 
 
-@pytest.mark.parametrize("strategy", ["data=3"])
-@pytest.mark.parametrize("refusal", MODELS, ids=repr)
+@pytest.mark.parametrize(
+    ("refusal", "strategy"),
+    [
+        *(pytest.param(refusal, "data=3", id=f"{refusal}-data3") for refusal in MODELS),
+        *(pytest.param(refusal, "pipeline=2", id=f"{refusal}-pipeline2") for refusal in OWN_STEPS),
+    ],
+)
 def test_refused_before_the_first_step(refusal, strategy):
     keras.utils.set_random_seed(0)
     model = pk.parallelize(refusal.model())
@@ -206,7 +215,7 @@ def test_a_weight_that_is_assigned_in_a_call(strategy):
     assert number(model.optimizer.iterations) == 0
 
 
-@pytest.mark.parametrize("refusal", [MODELS[0], MODELS[6]], ids=repr)
+@pytest.mark.parametrize("refusal", [OWN_STEPS[0], MODELS[0]], ids=repr)
 def test_what_is_refused_runs_on_a_single_device(refusal):
     model = pk.parallelize(refusal.model())
     model.compile(**refusal.compile(), strategy=None)
