@@ -281,6 +281,8 @@ class _State:
         if isinstance(self.lowering, SingleLowering):
             capabilities.check("measured_timeline", SingleDevice(), backends.name(), repr(chosen))
         capabilities.check("measured_timeline", chosen, backends.name(), repr(chosen))
+        if "train" in features.own_steps(self.model):
+            capabilities.check("own_timeline", chosen, backends.name(), repr(chosen))
         lowering: Any = self.lowering
         events = lowering.events()
         if not events:

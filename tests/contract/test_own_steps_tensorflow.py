@@ -227,6 +227,31 @@ def test_run_eagerly():
     compare("own_tf_eagerly", "data=3", *records)
 
 
+class Counting(Guide):
+    """Counts its steps in a plain attribute, which is one for all replicas."""
+
+    calls = 0
+
+    def train_step(self, data):
+        self.calls += 1
+        return super().train_step(data)
+
+
+def test_a_plain_attribute_that_a_step_sets_eagerly_is_refused():
+    arguments = {**compiled(own_steps.adam, metrics=None)(), "run_eagerly": True}
+    model = make(Counting, arguments, "data=2")
+    with pytest.raises(pk.UnsupportedError, match=r"Received: attribute .*calls"):
+        fit(model, **rows.classes(16), **OPTIONS)
+    assert model.calls == number(model.optimizer.iterations) == 0
+
+
+def test_a_measured_timeline_is_refused():
+    model = make(step_models.Classifier, compiled(own_steps.adam)(), "data=2")
+    fit(model, **rows.classes(16), **OPTIONS)
+    with pytest.raises(pk.UnsupportedError, match=r"(?s)model.timeline\(\).*Received"):
+        model.timeline()
+
+
 class Noisy(Guide):
     """Draws of TensorFlow's own."""
 

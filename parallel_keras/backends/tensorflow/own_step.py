@@ -36,17 +36,17 @@ class OwnStep:
         self.kind = kind
 
     def __call__(self, data):
-        """Run the step; returns what it returns, and the rows of the batch."""
+        """Run the step; returns what it returns for the whole batch."""
         total = total_rows(data, self.strategy)
-        seed, home = keras_internals.global_seed_state(), self.lowering.home_of_seed()
+        seed, home = keras_internals.global_seed_state(), self.lowering.home_of_seed
         with self.mirrored.scope(), own_state.lent(seed, home, self.mirrored):
             run = _Run(self)
             with keras_internals.results_of_metrics(self.model) as run.results:
                 found = self.mirrored.run(with_callers_state(run.replica), args=(data, total))
             run.copies.combine()
             if self.kind == "predict":
-                return self._outputs(found), total
-            return run.logs.combined(found), total
+                return self._outputs(found)
+            return run.logs.combined(found)
 
     def _outputs(self, outputs):
         local = self.mirrored.experimental_local_results
