@@ -145,6 +145,12 @@ FEATURES = {
         "Leave `run_eagerly` at False, or keep what it sets in a `keras.Variable` of the model.",
         _data("the replicas run one after another, and share the attributes", ("tensorflow",)),
     ),
+    "changed_entries": Feature(
+        "a step of the model's own that computes with the gradient of a table which it looks up "
+        "both by the rows and by places that are the same for all rows",
+        "Give the gradient to the optimizer as the tape gives it.",
+        _data("which of its entries are one for all replicas cannot be told", ("tensorflow",)),
+    ),
     "own_timeline": Feature(
         "`model.timeline()` of what was measured in a model's own `train_step`",
         "Have it predicted: model.timeline(batch_size=...).",

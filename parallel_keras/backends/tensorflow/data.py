@@ -33,6 +33,7 @@ class Lowering(WholeBatches):
         self.mirrored = mirrored_strategy(self.devices)
         self._step_findings: dict = {}  # of the model's own steps, by kind
         self.home_of_seed: Any = None
+        self.seeds: dict = {}  # of the process, that steps were traced with: a new one may follow
         self._times: Any = None  # of the last training step
         self._before: Any = None  # of the one right before it
         self._last: Any = None  # of the last step, if it was one of training

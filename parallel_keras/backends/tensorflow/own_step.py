@@ -39,6 +39,7 @@ class OwnStep:
         """Run the step; returns what it returns for the whole batch."""
         total = total_rows(data, self.strategy)
         seed, home = keras_internals.global_seed_state(), self.lowering.home_of_seed
+        self.lowering.seeds[id(seed)] = seed
         with self.mirrored.scope(), own_state.lent(seed, home, self.mirrored):
             run = _Run(self)
             with keras_internals.results_of_metrics(self.model) as run.results:
@@ -126,6 +127,8 @@ class _Run:
         """A gradient by its share of the rows, as the replicas add it up: a list of `Entries`."""
         if not isinstance(gradient, tf.IndexedSlices):
             gradient = tf.convert_to_tensor(gradient)
+        if entries.hides_uses(gradient, leaves):
+            check("changed_entries", self.strategy, "tensorflow")
         share = rows.share(gradient.dtype)
         uses = entries.split(gradient, leaves, self.strategy)
         uses = [entries.of_rows(one._replace(values=one.values * share), rows) for one in uses]
