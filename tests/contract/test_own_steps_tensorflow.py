@@ -131,6 +131,17 @@ class Unbuilt(Guide):
         return found
 
 
+class Normalized(Guide):
+    """Statistics of the whole batch, through which each replica's loss reaches all rows."""
+
+    def __init__(self):
+        keras.Model.__init__(self)
+        normalization = layers.BatchNormalization(synchronized=True)
+        self.inner = keras.Sequential(
+            [keras.Input((6,)), layers.Dense(8), normalization, layers.Dense(3, "softmax")]
+        )
+
+
 class Table(Guide):
     """Tokens, each in several rows, and places that are the same in all."""
 
@@ -153,12 +164,17 @@ def uneven():
     return keras.optimizers.Adam(0.01, epsilon=1e-3, global_clipnorm=0.1)
 
 
+def sgd():
+    return keras.optimizers.SGD(0.1)
+
+
 LINES = {
     "guide": (Guide, rows.classes, uneven),
     "values": (Values, rows.classes, own_steps.adam),
     "penalty": (Penalized, rows.classes, own_steps.adam),
     "functions": (Functions, rows.classes, own_steps.adam),
     "branches": (Branches, rows.classes, own_steps.adam),
+    "normalized": (Normalized, lambda: rows.classes(55), sgd),
     "table": (Table, tokens, own_steps.adam),
 }
 

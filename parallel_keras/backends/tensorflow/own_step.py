@@ -85,7 +85,7 @@ class _Run:
 
         with (
             self.copies.assigning(number, rows, self._averaged(rows)),
-            counting(rows.some),
+            counting(rows.some, rows.share(tf.float32)),
             inlined(),
             keras_internals.synchronizing(synchronize),
         ):
