@@ -145,6 +145,22 @@ FEATURES = {
         "surround it.",
         _data("replicas cannot wait for each other in a branch", ("tensorflow",)),
     ),
+    "eager_attribute": Feature(
+        "`run_eagerly=True` with a step of the model's own that sets plain attributes",
+        "Leave `run_eagerly` at False, or keep what it sets in a `keras.Variable` of the model.",
+        _data("the replicas run one after another, and share the attributes", ("tensorflow",)),
+    ),
+    "changed_entries": Feature(
+        "a step of the model's own that computes with the gradient of a table which it looks up "
+        "both by the rows and by places that are the same for all rows",
+        "Give the gradient to the optimizer as the tape gives it.",
+        _data("which of its entries are one for all replicas cannot be told", ("tensorflow",)),
+    ),
+    "own_timeline": Feature(
+        "`model.timeline()` of what was measured in a model's own `train_step`",
+        "Have it predicted: model.timeline(batch_size=...).",
+        _data("when its replicas wait for each other is not taken down", ("tensorflow",)),
+    ),
     "own_train_function": Feature(
         "a model's own `make_train_function`, `make_test_function` or `make_predict_function`",
         _USE_STOCK.format(name="the makers of step functions"),

@@ -93,13 +93,14 @@ def own_updates(optimizer):
     """
     if optimizer is None:
         return
-    kind = type(optimizer).__name__
-    for name in keras_internals.METHODS_OF_ALL_GRADIENTS:
-        if name in vars(optimizer) or not is_keras(_owner(type(optimizer), name)):
-            yield f"{kind}.{name}"
-    if not is_keras(type(optimizer)):
-        for variable in keras_internals.numbers_of_no_variable(optimizer):
-            yield f"{kind}, variable {variable.path}"
+    for one in keras_internals.with_inner_optimizers([optimizer]):
+        kind = type(one).__name__
+        for name in keras_internals.METHODS_OF_ALL_GRADIENTS:
+            if name in vars(one) or not is_keras(_owner(type(one), name)):
+                yield f"{kind}.{name}"
+        if not is_keras(type(one)):
+            for variable in keras_internals.numbers_of_no_variable(one):
+                yield f"{kind}, variable {variable.path}"
 
 
 def user_losses(model):

@@ -130,6 +130,9 @@ from parallel_keras.keras_internals.optimizers import (
     compiled_optimizer as compiled_optimizer,
 )
 from parallel_keras.keras_internals.optimizers import (
+    hold_keras_variables as hold_keras_variables,
+)
+from parallel_keras.keras_internals.optimizers import (
     index_trainables as index_trainables,
 )
 from parallel_keras.keras_internals.optimizers import (

@@ -77,6 +77,21 @@ def with_inner_optimizers(optimizers):
 _TRAINABLES = "_trainable_variables"
 
 
+def hold_keras_variables(optimizer, by_value):
+    """Have an optimizer that was built for what is in Keras variables hold these themselves.
+
+    base_optimizer.py, 3.15.1.
+
+    Args:
+        optimizer: A Keras optimizer.
+        by_value: Dict from the id of what is in a Keras variable to the variable.
+    """
+    held = list(getattr(optimizer, _TRAINABLES, []))
+    if any(id(variable) in by_value for variable in held):
+        # Past what tracks attributes.
+        vars(optimizer)[_TRAINABLES] = [by_value.get(id(v), v) for v in held]
+
+
 def slots(optimizer):
     """Pairs of an optimizer's per-variable state and the variable it belongs to.
 

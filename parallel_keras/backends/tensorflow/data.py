@@ -32,7 +32,8 @@ class Lowering(WholeBatches):
         self.devices = strategy.devices
         self.mirrored = mirrored_strategy(self.devices)
         self._step_findings: dict = {}  # of the model's own steps, by kind
-        self._home_of_seed: Any = None
+        self.home_of_seed: Any = None
+        self.seeds: dict = {}  # of the process, that steps were traced with: a new one may follow
         self._times: Any = None  # of the last training step
         self._before: Any = None  # of the one right before it
         self._last: Any = None  # of the last step, if it was one of training
@@ -92,14 +93,12 @@ class Lowering(WholeBatches):
         self._step_findings[kind] = findings
         self.note_own_step(kind)
 
-    def home_of_seed(self):
+    def make_home_of_seed(self):
         """Where the seed of the draws that name none lives while a step of its own runs."""
-        seed = keras_internals.global_seed_state()
-        if self._home_of_seed is None and seed is not None:
-            with tf.init_scope(), self.mirrored.scope():
-                value = tf.convert_to_tensor(seed._value)
-                self._home_of_seed = placing.made_anew(seed, value)
-        return self._home_of_seed
+        if self.home_of_seed is None:
+            seed = keras_internals.global_seed_state()
+            with self.mirrored.scope():
+                self.home_of_seed = placing.made_anew(seed, tf.convert_to_tensor(seed._value))
 
     # ---- times ----
 
@@ -112,10 +111,9 @@ class Lowering(WholeBatches):
         if kind != "train":
             self._last = None
         if self._is_own(kind):
-            outcome, rows = result
             if kind == "train":
-                self._times, self.trained_rows = None, rows
-            return outcome
+                self._times = None
+            return result
         if kind != "train":
             return result
         logs, times, self.trained_rows = result

@@ -1,13 +1,16 @@
 """What happens before the first step of a model's own: building, and probing it."""
 
+import contextlib
+
 import tensorflow as tf
 from keras import tree
 
-from parallel_keras import capabilities, features, keras_internals, step_probe, step_state
+from parallel_keras import features, keras_internals, step_probe, step_state
 from parallel_keras import probe as probing
 from parallel_keras.backends.tensorflow import variables
 from parallel_keras.backends.tensorflow.inlining import inlined
 from parallel_keras.backends.tensorflow.rows import total_rows
+from parallel_keras.capabilities import check
 
 
 class OwnLook:
@@ -26,6 +29,10 @@ class OwnLook:
         self.is_built = False
 
     @property
+    def _step(self):
+        return getattr(self.model, f"{self.kind}_step")
+
+    @property
     def is_over(self):
         """Whether no batch has to be seen any more."""
         return self.lowering.is_probed(self.kind)
@@ -39,9 +46,16 @@ class OwnLook:
         lowering, kind = self.lowering, self.kind
         total_rows(data, self.strategy)  # refuses what cannot be cut
         lowering.prepare_random_draws()
+        lowering.make_home_of_seed()
         if not self.is_built:
-            self._build(data)
+            if self.model.run_eagerly:
+                self._run_eagerly(data)
+            else:
+                self._build(data)
             self.is_built = True
+            # A layer that was made just now has not been checked yet.
+            for feature, received in features.of_model(self.model):
+                check(feature, self.strategy, "tensorflow", received)
         rows = next(leaf for leaf in tree.flatten(data) if leaf is not None).shape[0]
         # A batch of one row is exact as it is: it counts in full on one replica.
         if not lowering.is_probed(kind) and probing.is_enough(rows):
@@ -58,21 +72,23 @@ class OwnLook:
             parts += keras_internals.every_optimizer(self.model)
         if keras_internals.is_built(self.model, self.kind) and all(p.built for p in parts):
             return
-        step = getattr(self.model, f"{self.kind}_step")
         with variables.plain(self.model, self.lowering.mirrored), inlined():
-            if self.model.run_eagerly:
-                self._run(step, data)
-            else:
-                # As in Keras: tracing builds, and runs nothing.
-                step = tf.autograph.experimental.do_not_convert(step)
-                tf.function(lambda: step(data)).get_concrete_function()
+            # As in Keras: tracing builds, and runs nothing.
+            step = tf.autograph.experimental.do_not_convert(self._step)
+            tf.function(lambda: step(data)).get_concrete_function()
         self.lowering.attach()
-        # A layer that was made in `build` has not been checked yet.
-        for feature, received in features.of_model(self.model):
-            capabilities.check(feature, self.strategy, "tensorflow", received)
 
-    def _run(self, step, data):
-        kept = step_state.Kept(self.model)
-        with keras_internals.noting_new_variables(kept.note):
-            step(data)
-        kept.restore()
+    def _run_eagerly(self, data):
+        """Run the step once, and put back what it changed."""
+        with variables.plain(self.model, self.lowering.mirrored), contextlib.ExitStack() as stack:
+            kept = step_state.Kept(self.model)
+            stack.callback(kept.restore)
+            before = step_state.numbers_of(self.model)
+            with keras_internals.noting_new_variables(kept.note):
+                self._step(data)
+            after = step_state.numbers_of(self.model)
+        self.lowering.attach()
+        for label in {*before, *after}:
+            one, other = before.get(label, []), after.get(label, [])
+            if len(one) != len(other) or not all(map(step_state.same, one, other)):
+                check("eager_attribute", self.strategy, "tensorflow", f"attribute {label}")

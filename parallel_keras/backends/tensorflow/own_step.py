@@ -36,17 +36,18 @@ class OwnStep:
         self.kind = kind
 
     def __call__(self, data):
-        """Run the step; returns what it returns, and the rows of the batch."""
+        """Run the step; returns what it returns for the whole batch."""
         total = total_rows(data, self.strategy)
-        seed, home = keras_internals.global_seed_state(), self.lowering.home_of_seed()
+        seed, home = keras_internals.global_seed_state(), self.lowering.home_of_seed
+        self.lowering.seeds[id(seed)] = seed
         with self.mirrored.scope(), own_state.lent(seed, home, self.mirrored):
             run = _Run(self)
             with keras_internals.results_of_metrics(self.model) as run.results:
                 found = self.mirrored.run(with_callers_state(run.replica), args=(data, total))
             run.copies.combine()
             if self.kind == "predict":
-                return self._outputs(found), total
-            return run.logs.combined(found), total
+                return self._outputs(found)
+            return run.logs.combined(found)
 
     def _outputs(self, outputs):
         local = self.mirrored.experimental_local_results
@@ -84,7 +85,7 @@ class _Run:
 
         with (
             self.copies.assigning(number, rows, self._averaged(rows)),
-            counting(rows.some),
+            counting(rows.some, rows.share(tf.float32)),
             inlined(),
             keras_internals.synchronizing(synchronize),
         ):
@@ -126,6 +127,8 @@ class _Run:
         """A gradient by its share of the rows, as the replicas add it up: a list of `Entries`."""
         if not isinstance(gradient, tf.IndexedSlices):
             gradient = tf.convert_to_tensor(gradient)
+        if entries.hides_uses(gradient, leaves):
+            check("changed_entries", self.strategy, "tensorflow")
         share = rows.share(gradient.dtype)
         uses = entries.split(gradient, leaves, self.strategy)
         uses = [entries.of_rows(one._replace(values=one.values * share), rows) for one in uses]

@@ -23,7 +23,9 @@ def move(model, strategy):
         strategy: A `tf.distribute.MirroredStrategy`, or `None` for plain
             variables on the default device.
     """
-    moved = [v for v in keras_internals.every_variable(model) if not is_under(v, strategy)]
+    found = keras_internals.every_variable(model)
+    _hold_keras_variables(model, found)
+    moved = [v for v in found if not is_under(v, strategy)]
     for variable in moved:
         _move_variable(variable, strategy)
     if moved:
@@ -64,10 +66,18 @@ def plain(model, strategy):
     try:
         yield
     finally:
+        _hold_keras_variables(model, keras_internals.every_variable(model))
         for variable, value in held:
             variable._value = value
         for optimizer in optimizers:
             keras_internals.set_optimizer_strategy(optimizer, strategy)
+
+
+def _hold_keras_variables(model, found):
+    """Have optimizers hold what stays when what is inside of it is made anew."""
+    by_value = {id(v._value): v for v in found}
+    for optimizer in keras_internals.every_optimizer(model):
+        keras_internals.hold_keras_variables(optimizer, by_value)
 
 
 def is_under(variable, strategy):
