@@ -99,3 +99,34 @@ def test_unsynchronized_batch_normalization_is_per_device(strategy):
     before = model.predict(data["x"], verbose=0)
     model.set_strategy(None)
     np.testing.assert_allclose(model.predict(data["x"], verbose=0), before, atol=1e-6)
+
+
+class AlwaysOn(layers.Layer):
+    """Drops inputs in inference too."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seed_generator = keras.random.SeedGenerator(7)
+
+    def call(self, x):
+        return keras.random.dropout(x, 0.5, seed=self.seed_generator)
+
+
+def _always_on():
+    x = keras.Input((40,))
+    return keras.Model(x, layers.Dense(1, kernel_initializer="ones")(AlwaysOn(name="drop")(x)))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_inference_draws_goes_on(strategy):
+    """Each predict and evaluate draws anew, as in plain Keras."""
+    records = []
+    for chosen in (None, strategy):
+        model = make(_always_on, {"optimizer": "sgd", "loss": "mse"}, chosen)
+        x, y = np.ones((13, 40), "float32"), np.zeros((13, 1), "float32")
+        predictions = [model.predict(x, batch_size=8, verbose=0) for _ in range(2)]
+        assert not np.array_equal(*predictions)
+        model.evaluate(x, y, batch_size=8, verbose=0)
+        seed = model.get_layer("drop").seed_generator.state
+        records.append(keras.ops.convert_to_numpy(seed).tolist())
+    assert records[0] == records[1]

@@ -188,13 +188,16 @@ class _Steps:
 
     def test(self, data):
         replica, total = self._replica(data)
-        self._run(replica.test, data, total)
+        parts = self._run(replica.test, data, total)
         with self.mirrored.scope():
+            assign_combined(self.mirrored, replica.assigned, parts)
             return self.model.get_metrics_result()
 
     def predict(self, data):
         replica, total = self._replica(data)
-        outputs = self._run(replica.predict, data, total)
+        outputs, parts = self._run(replica.predict, data, total)
+        with self.mirrored.scope():
+            assign_combined(self.mirrored, replica.assigned, parts)
         return tree.map_structure(
             lambda leaf: tf.concat(self.mirrored.experimental_local_results(leaf), axis=0), outputs
         )

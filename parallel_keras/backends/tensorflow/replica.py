@@ -59,10 +59,9 @@ class Replica:
         leaves = [leaf for leaf in tree.flatten((x, y, sample_weight)) if leaf is not None]
         uses = [None if g is None else self._uses(g, leaves, rows) for g in gradients]
         metric_ids = self._update_metrics(scope, rows, y, y_pred, sample_weight, losses)
-        variables, values = new_values(scope, exclude=metric_ids)
-        self.assigned = variables
+        parts = self._parts_of_state(scope, rows, metric_ids)
         times = start, self.clock.mark([start, *dense([*gradients, *losses])])
-        return uses, [weighted(tf.convert_to_tensor(v), rows) for v in values], times
+        return uses, parts, times
 
     def _uses(self, gradient, leaves, rows):
         """A gradient as the replicas add it up: a list of `Entries`.
@@ -76,22 +75,30 @@ class Replica:
         return [one if one.is_shared else entries.side_by_side(one, gradient) for one in uses]
 
     def test(self, data, total):
-        """Update the metrics."""
+        """Update the metrics; what the forward pass assigned."""
         rows = self._rows(total)
         x, y, sample_weight = rows.take(data)
         with capture(self.model, self._number) as scope:
             y_pred, losses = self._forward(x, y, sample_weight, rows, training=False)
             if self.findings.of_the_batch:
                 self._of_the_batch(data, total, y_pred, losses, differentiate=False)
-        self._update_metrics(scope, rows, y, y_pred, sample_weight, losses)
+        metric_ids = self._update_metrics(scope, rows, y, y_pred, sample_weight, losses)
+        return self._parts_of_state(scope, rows, metric_ids)
 
     def predict(self, data, total):
-        """Outputs for this replica's rows."""
+        """Outputs for this replica's rows, and what the forward pass assigned."""
         rows = self._rows(total)
         (x,) = rows.take(data)
-        with capture(self.model, self._number):
+        with capture(self.model, self._number) as scope:
             y_pred = self._call(x, training=False)
-        return tree.map_structure(lambda leaf: rows.own(leaf, self.strategy), y_pred)
+        outputs = tree.map_structure(lambda leaf: rows.own(leaf, self.strategy), y_pred)
+        of_metrics = {id(v) for metric in self.model.metrics for v in metric.variables}
+        return outputs, self._parts_of_state(scope, rows, of_metrics)
+
+    def _parts_of_state(self, scope, rows, exclude):
+        """This replica's parts of the variables that were assigned, named in `assigned`."""
+        self.assigned, values = new_values(scope, exclude)
+        return [weighted(tf.convert_to_tensor(v), rows) for v in values]
 
     def _rows(self, total):
         return Rows(total, self.replicas, self._number)
