@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import rows
 from cases import adam, compiled
-from harness import BACKEND, LONG_WHERE_TRACED, compare, fit, make, state
+from harness import LONG_WHERE_TRACED, compare, fit, make, state
 from keras import callbacks, optimizers
 
 import parallel_keras as pk
@@ -130,11 +130,6 @@ def read(form, kind, directory, strategy):
     return model
 
 
-def _is_refused(kind, strategy):
-    """An optimizer around another, in the processes of a pipeline: see test_refusals.py."""
-    return kind == "loss_scaling" and strategy == "pipeline2" and BACKEND == "torch"
-
-
 def _table():
     """Everything by everything for one optimizer, the ring for the others; few are quick."""
     pairs = itertools.product(STRATEGIES, STRATEGIES)
@@ -144,7 +139,6 @@ def _table():
     return [
         pytest.param(form, kind, writer, reader, marks=_marks(form, kind, writer, reader))
         for form, kind, writer, reader in table
-        if not _is_refused(kind, writer) and not _is_refused(kind, reader)
     ]
 
 

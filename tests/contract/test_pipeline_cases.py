@@ -22,8 +22,12 @@ if BACKEND == "torch":  # where nothing is traced
         "subclassed",
         "transformer_adam",
         "unreached_output",
+        "float16_end_is_frozen",
+        "optimizer_per_layer",
+        "optimizer_per_type_scaled",
+        "add_loss_sum",
     }
-# Refused by name: see test_refusals.py.
+# Refused by name.
 REFUSED = {
     "loss_contrastive_scaled": "batch_loss",
     "layer_metric": "layer_metric",

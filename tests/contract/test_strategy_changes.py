@@ -44,8 +44,6 @@ KINDS = {
 )
 @pytest.mark.parametrize("tour", [TOUR, pytest.param(LONG_TOUR, marks=LONG_WHERE_TRACED)])
 def test_a_tour_of_strategies_equals_the_unbroken_run(kind, tour):
-    if kind == "loss_scale" and tour is LONG_TOUR:
-        pytest.skip("refused as a pipeline: see test_refusals.py")
     build, arguments = KINDS[kind]
     data = rows.classes()
     plain = make(build, arguments(), None)
