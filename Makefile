@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: quickstart test test-all lint install bench clean
+.PHONY: quickstart test test-all keras-tests lint install bench clean
 
 install: $(VENV)/.installed
 
@@ -31,6 +31,12 @@ test: lint
 test-all: lint
 	KERAS_BACKEND=torch $(BIN)/pytest --long
 	KERAS_BACKEND=tensorflow $(BIN)/pytest --long tests/contract tests/faults
+
+# Keras's own tests, with every model under a strategy: docs/keras_tests.md.
+STRATEGIES ?= data=2 model pipeline=2
+keras-tests: install
+	KERAS_BACKEND=tensorflow $(BIN)/python tests/keras_own/run.py $(STRATEGIES)
+	KERAS_BACKEND=torch $(BIN)/python tests/keras_own/run.py $(STRATEGIES)
 
 clean:
 	rm -rf $(VENV) *.egg-info .pytest_cache .ruff_cache .mypy_cache

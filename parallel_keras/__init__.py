@@ -10,11 +10,12 @@ Example:
 
 from parallel_keras import backends as _backends
 
-_backends.name()  # refuses a backend that is not supported, at import
+_backends.prepare()  # refuses a backend that is not supported, at import
 
 # E402: what follows is imported only after that check.
 from parallel_keras.api import list_devices, set_cpu_devices, shutdown  # noqa: E402
 from parallel_keras.errors import UnsupportedError, WorkerError  # noqa: E402
+from parallel_keras.logs import reduce_logs  # noqa: E402
 from parallel_keras.model import ParallelModel, clone_model, load_model, parallelize  # noqa: E402
 from parallel_keras.placement import host, place, place_layers  # noqa: E402
 from parallel_keras.strategies import (  # noqa: E402
@@ -43,6 +44,7 @@ __all__ = [
     "parallelize",
     "place",
     "place_layers",
+    "reduce_logs",
     "set_cpu_devices",
     "shutdown",
 ]

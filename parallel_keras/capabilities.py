@@ -46,33 +46,120 @@ def _spread(reason, backends=BACKENDS):
     return {**_data(reason, backends), **_pipeline(reason, backends)}
 
 
-_STEP = "its gradients, logs and variables would not be combined over the parts of a batch"
+_STEP = "its gradients, logs and variables would not be combined over micro-batches"
 _USE_STOCK = (
     "Leave {name} to Keras and express it as a loss, a metric or `add_loss`, or train "
-    "this model with strategy=None."
+    "this model with strategy='data' or None."
 )
+_ON_PARTS = "on the first batch what it did to all rows was not what it did to parts of the rows"
 
 FEATURES = {
     "train_step": Feature(
-        "a model's own `train_step`", _USE_STOCK.format(name="`train_step`"), _spread(_STEP)
+        "a model's own `train_step`", _USE_STOCK.format(name="`train_step`"), _pipeline(_STEP)
     ),
     "test_step": Feature(
-        "a model's own `test_step`", _USE_STOCK.format(name="`test_step`"), _spread(_STEP)
+        "a model's own `test_step`", _USE_STOCK.format(name="`test_step`"), _pipeline(_STEP)
     ),
     "predict_step": Feature(
         "a model's own `predict_step`",
         _USE_STOCK.format(name="`predict_step`"),
-        _spread("its rows would not be put together in order"),
+        _pipeline("its rows would not be put together in order"),
     ),
     "compute_loss": Feature(
         "a model's own `compute_loss`",
         _USE_STOCK.format(name="`compute_loss`"),
-        _spread("how it adds up over the rows is not known"),
+        _pipeline("how it adds up over the rows is not known"),
     ),
     "compute_metrics": Feature(
         "a model's own `compute_metrics`",
         _USE_STOCK.format(name="`compute_metrics`"),
-        _spread("how its values add up over the rows is not known"),
+        _pipeline("how its values add up over the rows is not known"),
+    ),
+    "step_sum": Feature(
+        "a step of the model's own whose gradients are no mean over the rows of the batch",
+        "Let each loss be a mean over the rows, of terms that come from one row each, clip "
+        "gradients by an argument of the optimizer (`clipnorm=`), and draw random numbers with "
+        "`keras.random`; or train this model with strategy=None.",
+        _data(_ON_PARTS),
+    ),
+    "step_control": Feature(
+        "a step of the model's own in which it depends on the rows which optimizer is applied",
+        "Apply the same optimizers to the same variables in the same order, whatever the rows.",
+        _data("the replicas could not be synchronised"),
+    ),
+    "step_rows": Feature(
+        "a step of the model's own that works for one batch size only",
+        "Ask for the rows that there are, `keras.ops.shape(x)[0]`, instead of writing their number "
+        "down: each replica has a part of them.",
+        _data("it failed on parts of the rows of the first batch"),
+    ),
+    "step_gradients": Feature(
+        "a step of the model's own that adds its gradients to those of the step before",
+        "Call `self.zero_grad()` before `loss.backward()`, and accumulate with the argument "
+        "`gradient_accumulation_steps=` of the optimizer.",
+        _data("the shares of the rows may be others by then"),
+    ),
+    "step_closure": Feature(
+        "a `torch.optim` optimizer that is given a closure",
+        "Compute the gradients before, and call `step()`.",
+        _data("its gradients would come after they are synchronised", ("torch",)),
+    ),
+    "step_metric": Feature(
+        "a metric that a step of the model's own updates in a way that does not add up over the "
+        "rows, or computes with",
+        "Update it with values of single rows, or with a mean over the rows.",
+        _data(_ON_PARTS),
+    ),
+    "step_state": Feature(
+        "a variable or an attribute that a step of the model's own sets to what is no mean over "
+        "the rows of the batch",
+        "Keep means over the rows in a `keras.Variable` of the model (`self.add_weight`), and "
+        "count in it what does not depend on the rows.",
+        _data(_ON_PARTS),
+    ),
+    "step_log": Feature(
+        "a value in the logs of a step of the model's own that is neither a mean over the rows "
+        "nor the result of a metric",
+        "Decorate the step with `@pk.reduce_logs(name='sum')` ('max', 'min'), or return the "
+        "`result()` of a metric, after its update.",
+        _data(_ON_PARTS),
+    ),
+    "step_synchronized": Feature(
+        "a `synchronized` layer in a model with a training step of its own",
+        "Use synchronized=False, or the TensorFlow backend.",
+        _data("its gradients would count with the share of the rows of another rank", ("torch",)),
+    ),
+    "step_output": Feature(
+        "a `predict_step` that mixes the rows of the batch",
+        "Compute each row's output from that row alone.",
+        _data(_ON_PARTS),
+    ),
+    "foreign_variable": Feature(
+        "a variable that a step of the model's own assigns and that is none of the model's",
+        "Hold it in an attribute of the model or of one of its layers, as a `keras.Variable`.",
+        _data("it is not copied to the replicas", ("tensorflow",)),
+    ),
+    "branched_apply": Feature(
+        "an `optimizer.apply` inside of `tf.cond`, `tf.while_loop` and the like",
+        "Apply in the step itself; a loop of Python's own, such as `for _ in range(5)`, may "
+        "surround it.",
+        _data("replicas cannot wait for each other in a branch", ("tensorflow",)),
+    ),
+    "eager_attribute": Feature(
+        "`run_eagerly=True` with a step of the model's own that sets plain attributes",
+        "Leave `run_eagerly` at False, or keep what it sets in a `keras.Variable` of the model.",
+        _data("the replicas run one after another, and share the attributes", ("tensorflow",)),
+    ),
+    "changed_entries": Feature(
+        "a step of the model's own that computes with the gradient of a table which it looks up "
+        "both by the rows and by places that are the same for all rows",
+        "Give the gradient to the optimizer as the tape gives it.",
+        _data("which of its entries are one for all replicas cannot be told", ("tensorflow",)),
+    ),
+    "own_timeline": Feature(
+        "`model.timeline()` of what was measured in a model's own `train_step`",
+        "Have it predicted: model.timeline(batch_size=...).",
+        _data("when its replicas wait for each other is not taken down", ("tensorflow",)),
     ),
     "own_train_function": Feature(
         "a model's own `make_train_function`, `make_test_function` or `make_predict_function`",
@@ -191,13 +278,12 @@ FEATURES = {
     "synchronized_batch_norm": Feature(
         "`BatchNormalization(synchronized=True)`",
         "Use synchronized=False.",
-        {
-            **{
-                (strategy, "torch"): "Keras refuses to make the layer on this backend"
-                for strategy in STRATEGIES
-            },
-            ("pipeline", "tensorflow"): "a micro-batch cannot wait for those that follow it",
-        },
+        _pipeline("a micro-batch cannot wait for those that follow it"),
+    ),
+    "synchronized_moments": Feature(
+        "`keras.ops.moments(synchronized=True)` in a layer without an attribute `synchronized`",
+        "Give the layer an attribute: `self.synchronized = True`.",
+        _data("a replica without rows would not take part", ("torch",)),
     ),
     "batch_renorm": Feature(
         "`BatchNormalization(renorm=True)`",
@@ -223,6 +309,11 @@ FEATURES = {
         "a layer with state (moving averages, a seed) that is called on two stages",
         "Place its calls on one stage, or use two layers.",
         _pipeline("in which order the stages would change it is not known"),
+    ),
+    "own_update": Feature(
+        "an optimizer of your own that looks at the gradients of all variables together",
+        "Override `update_step` and keep state for each variable, or use strategy='model'.",
+        _pipeline("each stage updates its own variables", ("torch",)),
     ),
     "untraceable_call": Feature(
         "a `call` that cannot be traced with symbolic inputs",

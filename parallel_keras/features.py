@@ -11,7 +11,6 @@ from keras import tree
 
 from parallel_keras import keras_internals
 
-_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
 _MAKERS = ("make_train_function", "make_test_function", "make_predict_function")
 # Keras's two names for the mean over the rows.
 _MEANS = ("sum_over_batch_size", "mean")
@@ -28,17 +27,44 @@ def is_keras(thing):
 
 def of_model(model):
     """Features of the model's class, layers and variables."""
-    for name in _STEPS:
-        if name in vars(model) or not is_keras(_owner(type(model), name)):
-            yield name, f"{type(model).__name__}.{name}"
+    for name in _own_step_names(model):
+        yield name, f"{type(model).__name__}.{name}"
     for name in _MAKERS:
         if not is_keras(_owner(type(model), name)):
             yield "own_train_function", f"{type(model).__name__}.{name}"
+    trains_itself = "train" in own_steps(model)
     for layer in keras_internals.flatten_layers(model):
         yield from _of_layer(layer)
+        if trains_itself and getattr(layer, "synchronized", False) is True:
+            yield "step_synchronized", f"layer {layer.name} ({type(layer).__name__})"
     for variable in model.variables:
         if getattr(variable, "overwrite_with_gradient", False):
             yield "overwrite_with_gradient", f"variable {variable.path}"
+
+
+def own_steps(model):
+    """The kinds of step that are the model's own, not Keras's.
+
+    Returns:
+        A set of `"train"`, `"test"` and `"predict"`. A `compute_loss` or a `compute_metrics`
+        of the model's own is called by Keras's steps to train and to test.
+    """
+    return {kind for name in _own_step_names(model) for kind in _KINDS[name]}
+
+
+def _own_step_names(model):
+    return [
+        name for name in _KINDS if name in vars(model) or not is_keras(_owner(type(model), name))
+    ]
+
+
+_KINDS = {
+    "train_step": ("train",),
+    "test_step": ("test",),
+    "predict_step": ("predict",),
+    "compute_loss": ("train", "test"),
+    "compute_metrics": ("train", "test"),
+}
 
 
 def of_compile(model):
@@ -48,12 +74,33 @@ def of_compile(model):
     for loss in user_losses(model):
         if _reduction(loss) in ("none", None):
             yield "loss_none", f"loss={loss!r} with reduction={loss.reduction!r}"
+    for received in own_updates(model.optimizer):
+        yield "own_update", received
     if model.steps_per_execution > 1:
         yield "steps_per_execution", f"steps_per_execution={model.steps_per_execution}"
     if model.jit_compile:
         yield "jit_compile", f"jit_compile={model.jit_compile}"
     if model.run_eagerly:
         yield "run_eagerly", f"run_eagerly={model.run_eagerly}"
+
+
+def own_updates(optimizer):
+    """What in an optimizer may look at all variables together, as far as it is not Keras's own.
+
+    Yields:
+        Strings: methods that are given all gradients, and, once it is built, numbers that
+        belong to no variable.
+    """
+    if optimizer is None:
+        return
+    for one in keras_internals.with_inner_optimizers([optimizer]):
+        kind = type(one).__name__
+        for name in keras_internals.METHODS_OF_ALL_GRADIENTS:
+            if name in vars(one) or not is_keras(_owner(type(one), name)):
+                yield f"{kind}.{name}"
+        if not is_keras(type(one)):
+            for variable in keras_internals.numbers_of_no_variable(one):
+                yield f"{kind}, variable {variable.path}"
 
 
 def user_losses(model):
@@ -145,6 +192,10 @@ def has_user_layers(model):
 def has_user_code(model):
     """Whether a model runs functions that are not Keras's own."""
     layers = keras_internals.flatten_layers(model)
-    if has_user_layers(model) or any("Lambda" in type(layer).__name__ for layer in layers):
+    if (
+        has_user_layers(model)
+        or own_steps(model)
+        or any("Lambda" in type(layer).__name__ for layer in layers)
+    ):
         return True
     return any(not (isinstance(loss, str) or is_keras(loss)) for loss in user_losses(model))

@@ -100,6 +100,8 @@ def _numbers(pairs, how, count):
                 f"has {len(weights)} layers and operations. Received: balance={list(how)}"
             )
         counts = list(how)
+    elif not weights:
+        return {}  # a model without layers computes on the first device
     else:
         counts = balance.split(list(weights.values()), min(count, len(weights)))
     numbers = [number for number, size in enumerate(counts) for _ in range(size)]

@@ -1,6 +1,6 @@
 """The methods that a parallel model has over a plain one."""
 
-from parallel_keras import backends, capabilities, planning, prediction
+from parallel_keras import backends, capabilities, features, planning, prediction
 from parallel_keras.backends.lowering import SingleLowering
 from parallel_keras.keras_internals import STATE
 from parallel_keras.strategies import SingleDevice, parse
@@ -103,6 +103,8 @@ def timeline(self, batch_size=None, strategy=None, devices=None, input_shape=Non
     if isinstance(lowering, SingleLowering):
         capabilities.check("measured_timeline", SingleDevice(), backends.name(), repr(chosen))
     capabilities.check("measured_timeline", chosen, backends.name(), repr(chosen))
+    if "train" in features.own_steps(self):
+        capabilities.check("own_timeline", chosen, backends.name(), repr(chosen))
     events = lowering.events()
     if not events:
         raise ValueError(

@@ -38,6 +38,11 @@ class State:
         self.lowering = SingleLowering(model, self.strategy)
         self.depth = 0
         self.announced = False
+        # Keras keeps what "auto" became, not that it was asked for: of a model that was
+        # compiled before, what "auto" becomes is taken for it.
+        self.auto_jit = not model.compiled or (
+            model.jit_compile == type(model)._resolve_auto_jit_compile(model)
+        )
 
     # ---- the instance's overrides ----
 
@@ -65,6 +70,9 @@ class State:
             chosen = self.strategy if strategy is _UNSET else parse(strategy)
             chosen.devices  # noqa: B018  raises where a device is not there
             _lower(self.model, chosen).check()
+            # Asked for once, as Keras does at the first `compile`, it stays away from the flag.
+            self.model.jit_compile  # noqa: B018
+            self.auto_jit = False
             with self._choosing(chosen):
                 type(self.model).compile(self.model, *args, **kwargs)
             self.set_strategy(chosen)
@@ -148,6 +156,8 @@ class State:
     def _use(self, strategy, lowering):
         self.strategy = vars(self.model)["strategy"] = strategy
         self.lowering = lowering
+        if self.model.compiled and self.auto_jit and not self.model.run_eagerly:
+            self.model.jit_compile = self._resolve_auto_jit_compile()
         lowering.chosen()
 
     @contextlib.contextmanager
@@ -162,6 +172,7 @@ class State:
     def _resolve_auto_jit_compile(self):
         # Keras turns XLA on where there is a GPU and no tf.distribute
         # strategy that it knows of: ours it does not know.
+        self.auto_jit = True
         strategy = getattr(self, "choosing", self.strategy)
         if strategy.name == "single":
             return type(self.model)._resolve_auto_jit_compile(self.model)

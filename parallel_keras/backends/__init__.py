@@ -5,7 +5,7 @@ Each backend is a package with the same rooms and the same function names:
     devices.py   available(), reserve_cpu_devices(n), bring_home(model), HOST
     data.py      Lowering(model, strategy)
     model.py     Lowering(model, strategy)
-    runtime.py   shutdown()
+    runtime.py   prepare(), shutdown()
 
 A backend is loaded when it is first needed, and never the other one.
 """
@@ -28,6 +28,12 @@ def name():
             f"Received: KERAS_BACKEND={backend!r}"
         )
     return backend
+
+
+def prepare():
+    """Called when the package is imported, before the user's models are made."""
+    name()  # refuses a backend that is not supported
+    room("runtime").prepare()
 
 
 def room(name_of_room):

@@ -107,7 +107,7 @@ class LaidOut(Lowering):
         """Called when `devices` has been read."""
 
     def prepare(self, name):
-        if name in ("fit", "train_on_batch") and self.model.compiled and self.model.built:
+        if name in ("fit", "train_on_batch") and self.model.compiled:
             keras_internals.build_optimizer(self.model)
             self._settle()
 

@@ -40,6 +40,13 @@ class Lowering:
             self._said.add(text)
             say(text)
 
+    def note_own_step(self, kind):
+        """Say, once, how a step of the model's own is run."""
+        self.note(
+            f"{type(self.model).__name__}.{kind}_step is the model's own: each replica runs it on "
+            "its rows, and they are synchronised wherever an optimizer is applied"
+        )
+
     def check(self):
         """Raise where the model cannot be brought under the strategy. Changes nothing."""
 

@@ -104,6 +104,11 @@ class Pipelined(Lowering):
                 received = f"layer {layer.name} ({type(layer).__name__}), which is called on two"
                 capabilities.check("split_sum", self.strategy, backends.name(), received)
 
+    @property
+    def cuts_batches(self):
+        """Whether a batch may be computed in parts."""
+        return self.strategy.microbatches != 1
+
     def loss_of_parts(self, cut):
         """Whether each micro-batch's loss is known by itself."""
         return features.adds_up_by_rows(self.model) and not cut.graph.is_masked

@@ -55,6 +55,9 @@ from parallel_keras.keras_internals.layers import (
     keras_mask as keras_mask,
 )
 from parallel_keras.keras_internals.layers import (
+    logits as logits,
+)
+from parallel_keras.keras_internals.layers import (
     map_shapes as map_shapes,
 )
 from parallel_keras.keras_internals.layers import (
@@ -73,6 +76,9 @@ from parallel_keras.keras_internals.layers import (
     own_variables as own_variables,
 )
 from parallel_keras.keras_internals.layers import (
+    replace_masked_moments as replace_masked_moments,
+)
+from parallel_keras.keras_internals.layers import (
     run_graph_symbolically as run_graph_symbolically,
 )
 from parallel_keras.keras_internals.layers import (
@@ -80,6 +86,9 @@ from parallel_keras.keras_internals.layers import (
 )
 from parallel_keras.keras_internals.layers import (
     set_keras_mask as set_keras_mask,
+)
+from parallel_keras.keras_internals.layers import (
+    set_logits as set_logits,
 )
 from parallel_keras.keras_internals.layers import (
     watch_operations as watch_operations,
@@ -112,13 +121,19 @@ from parallel_keras.keras_internals.models import (
     users_of as users_of,
 )
 from parallel_keras.keras_internals.optimizers import (
+    METHODS_OF_ALL_GRADIENTS as METHODS_OF_ALL_GRADIENTS,
+)
+from parallel_keras.keras_internals.optimizers import (
     accumulated_gradients as accumulated_gradients,
 )
 from parallel_keras.keras_internals.optimizers import (
     accumulators as accumulators,
 )
 from parallel_keras.keras_internals.optimizers import (
-    every_optimizer as every_optimizer,
+    compiled_optimizer as compiled_optimizer,
+)
+from parallel_keras.keras_internals.optimizers import (
+    hold_keras_variables as hold_keras_variables,
 )
 from parallel_keras.keras_internals.optimizers import (
     index_trainables as index_trainables,
@@ -128,6 +143,9 @@ from parallel_keras.keras_internals.optimizers import (
 )
 from parallel_keras.keras_internals.optimizers import (
     moving_averages as moving_averages,
+)
+from parallel_keras.keras_internals.optimizers import (
+    numbers_of_no_variable as numbers_of_no_variable,
 )
 from parallel_keras.keras_internals.optimizers import (
     optimizer_index as optimizer_index,
@@ -168,6 +186,24 @@ from parallel_keras.keras_internals.optimizers import (
 from parallel_keras.keras_internals.optimizers import (
     with_moving_averages as with_moving_averages,
 )
+from parallel_keras.keras_internals.own_steps import (
+    every_metric as every_metric,
+)
+from parallel_keras.keras_internals.own_steps import (
+    every_optimizer as every_optimizer,
+)
+from parallel_keras.keras_internals.own_steps import (
+    noting_new_variables as noting_new_variables,
+)
+from parallel_keras.keras_internals.own_steps import (
+    optimizers_of as optimizers_of,
+)
+from parallel_keras.keras_internals.own_steps import (
+    results_of_metrics as results_of_metrics,
+)
+from parallel_keras.keras_internals.own_steps import (
+    synchronizing as synchronizing,
+)
 from parallel_keras.keras_internals.randomness import (
     ensure_global_seed as ensure_global_seed,
 )
@@ -182,6 +218,9 @@ from parallel_keras.keras_internals.randomness import (
 )
 from parallel_keras.keras_internals.randomness import (
     offset_seed as offset_seed,
+)
+from parallel_keras.keras_internals.randomness import (
+    replacing_draws as replacing_draws,
 )
 from parallel_keras.keras_internals.randomness import (
     set_global_seed as set_global_seed,
@@ -232,7 +271,7 @@ from parallel_keras.keras_internals.tensorflow import (
     let_optimizers_update_across_replicas as let_optimizers_update_across_replicas,
 )
 from parallel_keras.keras_internals.tensorflow import (
-    replace_masked_moments as replace_masked_moments,
+    replace_assign as replace_assign,
 )
 from parallel_keras.keras_internals.tensorflow import (
     replace_synchronized_moments as replace_synchronized_moments,
@@ -248,6 +287,12 @@ from parallel_keras.keras_internals.tensorflow import (
 )
 from parallel_keras.keras_internals.tensorflow import (
     tf_variable as tf_variable,
+)
+from parallel_keras.keras_internals.torch import (
+    allow_synchronized_batch_norm as allow_synchronized_batch_norm,
+)
+from parallel_keras.keras_internals.torch import (
+    replace_torch_moments as replace_torch_moments,
 )
 from parallel_keras.keras_internals.training import (
     add_up_losses as add_up_losses,

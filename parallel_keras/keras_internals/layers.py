@@ -106,6 +106,19 @@ def keras_mask(tensor):
     return masking.get_keras_mask(tensor)
 
 
+def logits(tensor):
+    """What softmax or sigmoid made a tensor of, or None. backend/tensorflow/nn.py, 3.15.1.
+
+    Crossentropies are computed from it where it is there.
+    """
+    return getattr(tensor, "_keras_logits", None)
+
+
+def set_logits(tensor, logits):
+    """Note what a tensor was made of. backend/tensorflow/nn.py, 3.15.1."""
+    tensor._keras_logits = logits
+
+
 def own_state(layer):
     """A layer's own non-trainable variables, without those of its sublayers. layer.py, 3.15.1."""
     seeds = {id(generator.state) for generator in layer._seed_generators}
@@ -171,6 +184,23 @@ def run_graph_symbolically(model, inputs):
 def is_batch_norm(layer):
     """Whether a layer keeps moving averages of its batches' moments."""
     return isinstance(layer, keras.layers.BatchNormalization)
+
+
+def replace_masked_moments(moments):
+    """Compute the moments of a masked batch by another function, given Keras's own as `stock=`.
+
+    layers/normalization/batch_normalization.py, 3.15.1.
+    """
+    stock = keras.layers.BatchNormalization._moments
+    if not hasattr(stock, "is_of_parallel_keras"):
+
+        def compute(layer, x, mask):
+            if mask is None or not layer.synchronized:
+                return stock(layer, x, mask)
+            return moments(layer, x, mask, stock)
+
+        vars(compute)["is_of_parallel_keras"] = True
+        keras.layers.BatchNormalization._moments = compute
 
 
 @contextlib.contextmanager

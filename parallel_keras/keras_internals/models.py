@@ -7,11 +7,8 @@ from keras.src.models import model as keras_model
 from keras.src.models.functional import Functional
 from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet
 
-from parallel_keras.keras_internals.optimizers import (
-    every_optimizer,
-    optimizer_variables,
-    untracked_variables,
-)
+from parallel_keras.keras_internals.optimizers import optimizer_variables, untracked_variables
+from parallel_keras.keras_internals.own_steps import every_metric, every_optimizer
 
 # utils/tracking.py, 3.15.1: what an attribute that is a container becomes.
 TRACKED_CONTAINERS = (TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet)
@@ -91,7 +88,7 @@ def inject_functional(cls):
 
 def every_variable(model):
     """All variables of a model, its metrics and its optimizers that are made, each once."""
-    found = [*model.variables, *(v for metric in model.metrics for v in metric.variables)]
+    found = [*model.variables, *(v for metric in every_metric(model) for v in metric.variables)]
     for optimizer in every_optimizer(model):
         found += [*optimizer_variables(optimizer), *untracked_variables(optimizer)]
     return list({id(v): v for v in found if v._value is not None}.values())

@@ -58,15 +58,12 @@ def inner_optimizers(optimizer):
     return [inner] if inner is not None else list(getattr(optimizer, "_inner_optimizers", ()))
 
 
-def every_optimizer(model):
-    """A model's optimizers, and those that they wrap; inner ones first.
+def compiled_optimizer(model):
+    """The optimizer that `compile` was given, or None. trainer.py, 3.15.1.
 
-    The compiled one, and the ones that a model with a `train_step` of its own holds
-    as attributes.
+    On torch, a model that was not compiled has no attribute of the name.
     """
-    held = [v for v in vars(model).values() if isinstance(v, keras.optimizers.Optimizer)]
-    compiled = [model.optimizer] if model.compiled and model.optimizer is not None else []
-    return with_inner_optimizers({id(o): o for o in (*compiled, *held)}.values())[::-1]
+    return model.optimizer if model.compiled else None
 
 
 def with_inner_optimizers(optimizers):
@@ -78,6 +75,21 @@ def with_inner_optimizers(optimizers):
 
 
 _TRAINABLES = "_trainable_variables"
+
+
+def hold_keras_variables(optimizer, by_value):
+    """Have an optimizer that was built for what is in Keras variables hold these themselves.
+
+    base_optimizer.py, 3.15.1.
+
+    Args:
+        optimizer: A Keras optimizer.
+        by_value: Dict from the id of what is in a Keras variable to the variable.
+    """
+    held = list(getattr(optimizer, _TRAINABLES, []))
+    if any(id(variable) in by_value for variable in held):
+        # Past what tracks attributes.
+        vars(optimizer)[_TRAINABLES] = [by_value.get(id(v), v) for v in held]
 
 
 def slots(optimizer):
@@ -104,6 +116,41 @@ def slots(optimizer):
             if owner is not None:
                 found[id(slot)] = slot, owner
     return list(found.values())
+
+
+# What an optimizer's methods are called that are given the gradients, or the variables, of
+# all. base_optimizer.py, 3.15.1.
+METHODS_OF_ALL_GRADIENTS = (
+    "apply",
+    "apply_gradients",
+    "_apply_weight_decay",
+    "_backend_apply_gradients",
+    "_backend_increment_gradient_accumulators",
+    "_backend_reset_gradient_accumulators",
+    "_backend_update_step",
+    "_clip_gradients",
+    "_filter_empty_gradients",
+    "_overwrite_model_variables_with_average_value",
+    "_overwrite_variables_directly_with_gradients",
+    "_update_model_variables_moving_average",
+)
+
+# Numbers of Keras's own that one update of any variables moves alike: base_optimizer.py,
+# nadam.py, 3.15.1.
+_NUMBERS = ("_iterations", "_learning_rate", "_u_product")
+
+
+def numbers_of_no_variable(optimizer):
+    """The state of an optimizer that belongs to none of its variables, Keras's own aside.
+
+    None before it is built.
+    """
+    if not optimizer.built:
+        return []
+    known = {id(slot) for slot, _ in slots(optimizer)}
+    known |= {id(vars(optimizer).get(name)) for name in _NUMBERS}
+    found = [*optimizer.variables, *untracked_variables(optimizer)]
+    return [v for v in {id(v): v for v in found}.values() if id(v) not in known]
 
 
 def moving_averages(optimizer):

@@ -1,9 +1,11 @@
 """Seeds of random draws."""
 
+import contextlib
 import random
 
 import keras
 import numpy as np
+from keras.src import backend as keras_backend
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
 
@@ -58,3 +60,35 @@ def moved_seed(state, replica):
     value = keras.ops.convert_to_tensor(state.value)
     offset = np.array([replica * _SEED_STRIDE % 2**31, 0])
     return (value + keras.ops.cast(offset, value.dtype)) % 2**31
+
+
+@contextlib.contextmanager
+def replacing_draws(make):
+    """Have other functions draw Keras's random numbers. backend/*/random.py, 3.15.1.
+
+    Args:
+        make: Makes a function from a name, such as `"normal"`, and Keras's own function.
+    """
+    module = keras_backend.random
+    stock = {name: getattr(module, name) for name in DRAWS}
+    try:
+        for name, function in stock.items():
+            setattr(module, name, make(name, function))
+        yield
+    finally:
+        for name, function in stock.items():
+            setattr(module, name, function)
+
+
+DRAWS = (
+    "normal",
+    "uniform",
+    "truncated_normal",
+    "randint",
+    "categorical",
+    "gamma",
+    "beta",
+    "binomial",
+    "dropout",
+    "shuffle",
+)

@@ -102,21 +102,19 @@ def replace_synchronized_moments(moments):
         nn._compute_moments_sync = compute
 
 
-def replace_masked_moments(moments):
-    """Compute the moments of a masked batch by another function, given Keras's own as `stock=`.
+def replace_assign(assign):
+    """Assign Keras variables by another function, given Keras's own as `stock=`.
 
-    layers/normalization/batch_normalization.py, 3.15.1.
+    backend/tensorflow/core.py, 3.15.1: all of a variable's assigns go through it.
     """
-    stock = keras.layers.BatchNormalization._moments
+    stock = keras.Variable._direct_assign
     if not hasattr(stock, "is_of_parallel_keras"):
 
-        def compute(layer, x, mask):
-            if mask is None or not layer.synchronized:
-                return stock(layer, x, mask)
-            return moments(layer, x, mask, stock)
+        def direct_assign(variable, value):
+            assign(variable, value, stock)
 
-        vars(compute)["is_of_parallel_keras"] = True
-        keras.layers.BatchNormalization._moments = compute
+        vars(direct_assign)["is_of_parallel_keras"] = True
+        keras.Variable._direct_assign = direct_assign
 
 
 def let_distributed_variables_be_numbers():

@@ -127,9 +127,13 @@ def symbolic_build(model, data, kind):
 
 
 def build_optimizer(model):
-    """Make an optimizer's slots for a model. trainer.py, 3.15.1."""
-    if model.optimizer is not None and not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+    """Make an optimizer's slots, if the weights are there. trainer.py, 3.15.1.
+
+    `built` of a subclassed model may say nothing about its layers.
+    """
+    if model.optimizer is None or model.optimizer.built or not is_built(model, "predict"):
+        return
+    model.optimizer.build(model.trainable_variables)
 
 
 def is_built(model, kind):

@@ -1,5 +1,7 @@
 """Small models, each with the one thing that a case is about."""
 
+import warnings
+
 import keras
 from keras import layers, ops
 
@@ -17,6 +19,14 @@ def logits():
     """The same without its softmax."""
     x = keras.Input((6,))
     return keras.Model(x, layers.Dense(3)(layers.Dense(8, activation="tanh")(x)))
+
+
+def confident():
+    """Probabilities of which some are nought in float32: their logarithm is not."""
+    x = keras.Input((6,))
+    wide = keras.initializers.RandomNormal(stddev=12.0)
+    y = layers.Dense(8, activation="tanh")(x)
+    return keras.Model(x, layers.Dense(3, activation="softmax", kernel_initializer=wide)(y))
 
 
 def regressor(outputs=1, **dense):
@@ -72,6 +82,38 @@ def sequential_unbuilt():
     return keras.Sequential(
         [layers.Dense(8, activation="tanh"), layers.Dense(3, activation="softmax")]
     )
+
+
+def said_to_be_built():
+    """Keras calls a model built when its `build` was called, whatever its layers are."""
+    model = Residual()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.build((None, 6))
+    return model
+
+
+class Residual(keras.Model):
+    """Layers inside layers that have no `build`."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = [ResidualBlock(), ResidualBlock()]
+        self.head = layers.Dense(3, activation="softmax")
+
+    def call(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class ResidualBlock(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(6, activation="tanh")
+
+    def call(self, x):
+        return x + self.dense(x)
 
 
 class Subclassed(keras.Model):
@@ -414,6 +456,62 @@ def cnn(normalize=None):
 def synchronized_cnn():
     """Statistics of the global batch."""
     return cnn(lambda: layers.BatchNormalization(synchronized=True))
+
+
+def synchronized_twice():
+    """No bias before a normalization; the last one is frozen."""
+    x = keras.Input((8, 8, 2))
+    y = layers.Conv2D(4, 3, use_bias=False)(x)
+    y = layers.Activation("tanh")(layers.BatchNormalization(synchronized=True)(y))
+    y = layers.Conv2D(4, 3, use_bias=False)(y)
+    y = layers.Activation("tanh")(layers.BatchNormalization(synchronized=True)(y))
+    y = layers.BatchNormalization(synchronized=True, trainable=False)(layers.Flatten()(y))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def synchronized_heads():
+    """A normalization that the loss does not reach, beside one that it does."""
+    x = keras.Input((8, 8, 2))
+    y = layers.BatchNormalization(synchronized=True)(layers.Conv2D(4, 3, use_bias=False)(x))
+    y = layers.Flatten()(layers.Activation("tanh")(y))
+    label = layers.Dense(3, activation="softmax", name="label", activity_regularizer="l2")(y)
+    layers.BatchNormalization(synchronized=True)(layers.Dense(2)(y))
+    return keras.Model(x, label)
+
+
+class SynchronizedScale(layers.Layer):
+    """Statistics of the whole batch in a layer of the user's own."""
+
+    synchronized = False
+
+    def build(self, shape):
+        self.synchronized = True
+        self.scale = self.add_weight(shape=shape[-1:], initializer="ones", name="scale")
+        self.seen = self.add_weight(shape=shape[-1:], trainable=False, name="seen")
+
+    def call(self, x, training=False):
+        if training:
+            axes = list(range(len(x.shape) - 1))
+            mean, variance = ops.moments(x, axes, synchronized=self.synchronized)
+            self.seen.assign(0.9 * self.seen + 0.1 * mean)
+            x = (x - mean) * ops.rsqrt(variance + 1e-3)
+        return x * self.scale
+
+
+def synchronized_of_the_user():
+    x = keras.Input((8, 8, 2))
+    y = SynchronizedScale()(layers.Conv2D(4, 3, use_bias=False)(x))
+    y = layers.Flatten()(layers.Activation("tanh")(y))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def synchronized_always():
+    """Statistics of the batch in `evaluate` and `predict` too."""
+    x = keras.Input((8, 8, 2))
+    y = layers.Conv2D(4, 3, use_bias=False)(x)
+    y = layers.BatchNormalization(synchronized=True)(y, training=True)
+    y = layers.Flatten()(layers.Activation("tanh")(y))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
 
 
 def synchronized_renorm():

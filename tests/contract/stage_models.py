@@ -156,6 +156,18 @@ def frozen_start():
     return keras.Model(x, head(y))
 
 
+def confident_early():
+    """An early output whose loss is computed from its logits, and that is returned twice."""
+    x = keras.Input((6,))
+    wide = keras.initializers.RandomNormal(stddev=12.0)
+    y = dense("first")(x)
+    early = layers.Dense(3, activation="softmax", kernel_initializer=wide, name="early")(y)
+    y = layers.Concatenate()([y, early])
+    for number in range(3):
+        y = dense(f"dense_{number}")(y)
+    return keras.Model(x, [early, early, head(y)])
+
+
 def branches():
     """Two towers that meet at the end."""
     x = keras.Input((6,))

@@ -1,5 +1,6 @@
 """Every kind of input: the same rows give the same weights, and none is drawn in vain."""
 
+import collections
 import functools
 
 import keras
@@ -261,3 +262,35 @@ def test_structures_through_a_pipeline(source, strategy):
         history = fit(model, made(), epochs=1, verbose=0)
         records.append({"history": history, **state(model)})
     compare(f"structures_{source}", strategy, *records, tolerance=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["data=3", *(pytest.param(s, marks=LONG_WHERE_TRACED) for s in ("model=2", "pipeline=2"))],
+)
+def test_named_tuples_that_cannot_be_imported(strategy):
+    """Inputs and targets in a class that was made in a function, as a script's own is."""
+    inputs = collections.namedtuple("inputs", ["a", "b"])
+    targets = collections.namedtuple("targets", ["c", "d"])
+
+    def build():
+        symbols = inputs(keras.Input((3,), name="a"), keras.Input((6,), name="b"))
+        joined = keras.layers.Concatenate()(list(symbols))
+        c, d = (keras.layers.Dense(1, name=name)(joined) for name in targets._fields)
+        return keras.Model(symbols, targets(c, d))
+
+    def arguments():
+        return {"optimizer": keras.optimizers.SGD(0.1), "loss": targets("mse", "mae")}
+
+    records = []
+    for chosen in (None, strategy):
+        model = make(build, arguments(), chosen)
+        data = rows.regression(features=9)
+        x, y = inputs(data["x"][:, :3], data["x"][:, 3:]), targets(data["y"], -data["y"])
+        history = fit(model, x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        evaluated = model.evaluate(x, y, batch_size=BATCH, verbose=0)
+        predicted = model.predict(x, batch_size=BATCH, verbose=0)
+        assert type(predicted) is targets
+        records.append({"history": history, "evaluate": evaluated, "predict": predicted._asdict(),
+                        **state(model)})  # fmt: skip
+    compare("named_tuples", strategy, *records)

@@ -2,6 +2,7 @@
 
 import re
 
+import cases
 import keras
 import models
 import numpy as np
@@ -18,7 +19,7 @@ OPTIONS = {"batch_size": 16, "epochs": 1, "shuffle": False, "verbose": 0}
 # What `make test` runs; on TensorFlow each case is traced anew, which takes seconds.
 QUICK = {
     "torch": {"u_net", "early_output", "masked_loss", "tied_weights", "chain_subclassed"},
-    "tensorflow": {"u_net", "masked_loss"},
+    "tensorflow": {"u_net", "masked_loss", "confident_early", "confident_early_sum"},
 }[BACKEND]
 
 
@@ -324,7 +325,64 @@ def test_refused_before_the_first_step(name):
         assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
 
 
-@pytest.mark.backend("tensorflow")
+class Normalized(keras.optimizers.SGD):
+    """Divides all gradients by their global norm."""
+
+    def apply(self, grads, trainable_variables=None):
+        norm = ops.sqrt(sum(ops.sum(ops.square(g)) for g in grads)) + 1e-6
+        return super().apply([g / norm for g in grads], trainable_variables)
+
+
+class Remembers(keras.optimizers.Optimizer):
+    """Keeps one number for all variables."""
+
+    def build(self, variables):
+        if not self.built:
+            super().build(variables)
+            self.total = keras.Variable(0.0, trainable=False, name="total")
+            self._track_variable(self.total)
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_add(self.total, ops.sum(ops.square(gradient)))
+        self.assign_sub(variable, learning_rate * gradient / (1.0 + self.total))
+
+
+class Signs(keras.optimizers.Optimizer):
+    """Keeps something for each variable."""
+
+    def build(self, variables):
+        if not self.built:
+            super().build(variables)
+            self.means = [self.add_variable_from_reference(v, "mean") for v in variables]
+
+    def update_step(self, gradient, variable, learning_rate):
+        mean = self.means[self._get_variable_index(variable)]
+        self.assign(mean, 0.9 * mean + gradient)
+        self.assign_sub(variable, learning_rate * mean / (0.1 + ops.abs(mean)))
+
+
+@pytest.mark.parametrize("make", [Normalized, Remembers, Signs])
+def test_optimizers_of_ones_own(make):
+    """On torch each stage updates its own variables: one that looks at all is refused."""
+    case = cases.case(make.__name__, stage_models.chain, compile=compiled(lambda: make(0.01)))
+    strategy = pk.PipelineParallel(3, microbatches=4)
+    if BACKEND == "torch" and make is not Signs:
+        with pytest.raises(pk.UnsupportedError, match=f"all variables together.*{make.__name__}"):
+            check(case, strategy)
+    else:
+        check(case, strategy)
+
+
+def test_one_micro_batch_may_mix_its_rows():
+    """What compares the rows of a batch is refused only where batches are cut."""
+    case = cases.case(
+        "contrastive", stage_models.chain, rows.one_hot, compiled(sgd, contrastive, metrics=())
+    )
+    check(case, pk.PipelineParallel(2, microbatches=1))
+    with pytest.raises(pk.UnsupportedError, match="contrastive"):
+        check(case, pk.PipelineParallel(2, microbatches=2))
+
+
 def test_synchronized_batch_normalization_needs_whole_batches():
     model = pk.parallelize(models.synchronized_cnn())
     arguments = compiled(sgd)()
@@ -382,6 +440,58 @@ def test_weights_are_right_whenever_they_are_read():
         model = make(stage_models.chain, compiled(adam)(), strategy)
         model.fit(**rows.classes(), **OPTIONS, callbacks=[Look(strategy)])
     compare("looked_at", "pipeline=3", {"w": seen[None]}, {"w": seen["pipeline=3"]})
+
+
+def another_world():
+    other = make(stage_models.chain, compiled(sgd)(), "pipeline=2")
+    other.fit(**rows.classes(), **OPTIONS)
+
+
+def killed_workers():
+    # Tests share the pool, which on TensorFlow is none.
+    from parallel_keras.backends.torch import workers
+
+    workers._pool.abort()
+
+
+# What may befall the workers that hold the weights, and whether a loop of batches outlives it.
+AFTERWARDS = {
+    "shutdown": (pk.shutdown, True),
+    "clear_session": (keras.utils.clear_session, True),
+    "another world": (another_world, True),
+    "killed workers": (killed_workers, False),
+}
+
+
+@pytest.mark.backend("torch")
+@pytest.mark.parametrize("name", AFTERWARDS)
+def test_weights_outlive_the_workers(name):
+    """Nobody has read them since they were trained."""
+    happens, is_known_before = AFTERWARDS[name]
+    data = rows.classes()
+
+    def loop(model):
+        for _ in range(3):
+            model.train_on_batch(data["x"], data["y"])
+
+    def train(model):
+        fit(model, **data, **OPTIONS)
+
+    for way in (train, loop) if is_known_before else (train,):
+        expected = make(stage_models.chain, compiled(adam)(), None)
+        way(expected)
+        expected = state(expected)
+        model = make(stage_models.chain, compiled(adam)(), "pipeline=3")
+        way(model)
+        happens()
+        compare(f"{name} {way.__name__}", "pipeline=3", expected, state(model))
+        model.fit(**data, **OPTIONS)
+    if not is_known_before:
+        loop(model)
+        happens()
+        with pytest.raises(pk.WorkerError, match=r"have ended[\s\S]*epoch's beginning"):
+            model.get_weights()
+        model.fit(**data, **OPTIONS)
 
 
 def test_predict_keeps_the_order_of_the_rows():

@@ -11,7 +11,15 @@ import parallel_keras as pk
 from parallel_keras.capabilities import FEATURES
 
 ROOMS = (optimizers, batches, losses, kinds, metrics, precision)
-QUICK = {"global_clipnorm", "ema_overwrite", "rows69_batch16", "sequential_unbuilt"}
+QUICK = {
+    "global_clipnorm",
+    "ema_overwrite",
+    "rows69_batch16",
+    "sequential_unbuilt",
+    "said_to_be_built",
+    "loss_confident",
+    "loss_confident_sum",
+}
 if BACKEND == "torch":  # where nothing is traced
     QUICK |= {
         "optimizer_adam",

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import rows
+from harness import compare, fit, make, state
 from keras import layers, ops
 
 import parallel_keras as pk
@@ -269,6 +270,26 @@ def test_without_places_the_layers_are_split_by_cost():
         assert list(plan.placement) == expected, str(plan)
     with pytest.raises(ValueError, match="balance"):
         model.compile("adam", "mse", strategy=pk.ModelParallel(2, balance=[1, 1]))
+
+
+class WithoutLayers(keras.Model):
+    """What it computes with is its own."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
+
+    def call(self, x):
+        return x * self.scale
+
+
+def test_a_model_without_layers_computes_on_one_device():
+    data = rows.regression(features=2, outputs=2)
+    records = []
+    for strategy in (None, "model=2"):
+        model = make(WithoutLayers, {"optimizer": "sgd", "loss": "mse"}, strategy)
+        history = fit(model, **data, batch_size=16, epochs=2, shuffle=False, verbose=0)
+        records.append({"history": history, **state(model)})
+    compare("model_without_layers", "model=2", *records)
 
 
 def test_costs_are_estimated_once_for_each_state_of_the_model(monkeypatch):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import rows
 from cases import precision
-from harness import BACKEND, compare, make, number, state
+from harness import BACKEND, compare, make, number, oracle, state
 
 import parallel_keras as pk
 
@@ -49,6 +49,17 @@ def test_the_loss_scale_after_each_step(strategy, model):
     assert received["steps"] == expected["steps"] == 4
     assert all(received["finite"])
     compare("loss_scale_of_each_step", strategy, expected, received, precision.HALF)
+
+
+OVERFLOWS = [case for case in precision.CASES if "float16_overflow" in case.name]
+
+
+@pytest.mark.parametrize("case", OVERFLOWS, ids=lambda case: case.name)
+def test_cases_that_overflow_do(case):
+    """In both epochs one of four steps is skipped."""
+    optimizer = oracle(case)["optimizer"]
+    taken = max(int(v) for path, v in optimizer.items() if path.endswith("/iteration"))
+    assert taken == 6
 
 
 @pytest.mark.backend("torch")

@@ -79,6 +79,20 @@ class ComputeMetrics(Base):
 # ---- what does not add up over the rows ----------------------------------------
 
 
+class Centred(layers.Layer):
+    """Takes synchronized moments, and does not say so."""
+
+    def call(self, x, training=False):
+        return x - ops.moments(x, [0], synchronized=True)[0] if training else x
+
+
+def secretly_synchronized():
+    # With a random layer the probe looks at inference only.
+    x = keras.Input((6,))
+    y = layers.Dropout(0.1)(Centred()(x))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
 class LargestPenalty(layers.Layer):
     def call(self, x):
         self.add_loss(ops.mean(x))
@@ -146,7 +160,8 @@ def on_batch(method):
     return lambda model, data: getattr(model, method)(data["x"][:7], data["y"][:7])
 
 
-MODELS = [
+# Under "data" they run: see test_own_steps.py.
+OWN_STEPS = [
     Refusal("train_step", ["train_step", "TrainStep"], TrainStep),
     Refusal("train_on_batch", ["train_step", "TrainStep"], TrainStep,
             call=on_batch("train_on_batch")),
@@ -156,11 +171,16 @@ MODELS = [
             call=lambda model, data: model.predict(data["x"], verbose=0)),
     Refusal("compute_loss", ["compute_loss", "ComputeLoss"], ComputeLoss),
     Refusal("compute_metrics", ["compute_metrics", "ComputeMetrics"], ComputeMetrics),
+]  # fmt: skip
+
+MODELS = [
     Refusal("add_loss_largest", ["LargestPenalty", "add_loss"], largest_penalty),
     # Keras on torch cannot train with it either.
     *([Refusal("reduction_none", ["none", "sum_over_batch_size"], compile=compiled(
         loss=lambda: losses.SparseCategoricalCrossentropy(reduction=None)))]
       if BACKEND == "torch" else []),
+    *([Refusal("synchronized_moments", ["moments(synchronized=True)", "self.synchronized = True"],
+                secretly_synchronized)] if BACKEND == "torch" else []),
     Refusal("add_loss_largest_on_batch", ["LargestPenalty"], largest_penalty,
             call=on_batch("train_on_batch")),
     Refusal("add_loss_in_training_only", ["TrainingPenalty", "training only"], hidden_penalty),
@@ -184,8 +204,13 @@ def _broadcast():
     return {"x": (x, np.ones((1, 6), "float32")), "y": rows.classes()["y"][:16]}
 
 
-@pytest.mark.parametrize("strategy", ["data=3"])
-@pytest.mark.parametrize("refusal", MODELS, ids=repr)
+@pytest.mark.parametrize(
+    ("refusal", "strategy"),
+    [
+        *(pytest.param(refusal, "data=3", id=f"{refusal}-data3") for refusal in MODELS),
+        *(pytest.param(refusal, "pipeline=2", id=f"{refusal}-pipeline2") for refusal in OWN_STEPS),
+    ],
+)
 def test_refused_before_the_first_step(refusal, strategy):
     keras.utils.set_random_seed(0)
     model = pk.parallelize(refusal.model())
@@ -223,7 +248,7 @@ def test_a_weight_that_is_assigned_in_a_call(strategy):
     assert number(model.optimizer.iterations) == 0
 
 
-@pytest.mark.parametrize("refusal", [MODELS[0], MODELS[6]], ids=repr)
+@pytest.mark.parametrize("refusal", [OWN_STEPS[0], MODELS[0]], ids=repr)
 def test_what_is_refused_runs_on_a_single_device(refusal):
     model = pk.parallelize(refusal.model())
     model.compile(**refusal.compile(), strategy=None)

@@ -9,15 +9,18 @@ from typing import Any
 import tensorflow as tf
 from keras import tree
 
-from parallel_keras import keras_internals
-from parallel_keras.backends.tensorflow import clock, update, variables
+from parallel_keras import features, keras_internals
+from parallel_keras.backends.tensorflow import clock, placing, update, variables
 from parallel_keras.backends.tensorflow.clock import Clock, dense
 from parallel_keras.backends.tensorflow.devices import tf_device
+from parallel_keras.backends.tensorflow.own_look import OwnLook
+from parallel_keras.backends.tensorflow.own_step import OwnStep
 from parallel_keras.backends.tensorflow.replica import Replica, with_callers_state
 from parallel_keras.backends.tensorflow.rows import total_rows
 from parallel_keras.backends.tensorflow.runtime import mirrored_strategy
 from parallel_keras.backends.tensorflow.state import assign_combined
 from parallel_keras.backends.tensorflow.whole_batches import WholeBatches
+from parallel_keras.step_probe import StepFindings
 from parallel_keras.timeline import WAITING, Event
 
 
@@ -28,6 +31,9 @@ class Lowering(WholeBatches):
         super().__init__(model, strategy)
         self.devices = strategy.devices
         self.mirrored = mirrored_strategy(self.devices)
+        self._step_findings: dict = {}  # of the model's own steps, by kind
+        self.home_of_seed: Any = None
+        self.seeds: dict = {}  # of the process, that steps were traced with: a new one may follow
         self._times: Any = None  # of the last training step
         self._before: Any = None  # of the one right before it
         self._last: Any = None  # of the last step, if it was one of training
@@ -39,14 +45,16 @@ class Lowering(WholeBatches):
         variables.move(self.model, None)
 
     def prepare(self, name):
-        if name in ("fit", "train_on_batch") and self.model.compiled and self.model.built:
+        if self._is_own("train"):
+            return  # which variables its optimizers are for is the step's to say
+        if name in ("fit", "train_on_batch") and self.model.compiled:
             # A callback may load the optimizer's state before the first step.
             with self.mirrored.scope():
                 keras_internals.build_optimizer(self.model)
             self.attach()
 
     def step(self, kind):
-        return getattr(_Steps(self), kind)
+        return OwnStep(self, kind) if self._is_own(kind) else getattr(_Steps(self), kind)
 
     def found(self, findings):
         super().found(findings)
@@ -54,6 +62,43 @@ class Lowering(WholeBatches):
 
     def building(self):
         return self.mirrored.scope()
+
+    # ---- steps of the model's own ----
+
+    def _is_own(self, kind):
+        return kind in features.own_steps(self.model)
+
+    def form(self, kind):
+        return _as_it_is if self._is_own(kind) else super().form(kind)
+
+    def look(self, kind):
+        if not self._is_own(kind):
+            return super().look(kind)
+        self._step_findings.pop(kind, None)
+        return OwnLook(self, kind)
+
+    def what_is_known(self, kind):
+        return self.is_probed(kind) if self._is_own(kind) else super().what_is_known(kind)
+
+    def is_probed(self, kind):
+        """Whether a step of the model's own has been probed."""
+        return kind in self._step_findings
+
+    def findings_of(self, kind):
+        """The `step_probe.StepFindings` of a step of the model's own, as far as they are known."""
+        return self._step_findings.get(kind, StepFindings())
+
+    def step_found(self, kind, findings):
+        """How what a step of the model's own does comes together is known."""
+        self._step_findings[kind] = findings
+        self.note_own_step(kind)
+
+    def make_home_of_seed(self):
+        """Where the seed of the draws that name none lives while a step of its own runs."""
+        if self.home_of_seed is None:
+            seed = keras_internals.global_seed_state()
+            with self.mirrored.scope():
+                self.home_of_seed = placing.made_anew(seed, tf.convert_to_tensor(seed._value))
 
     # ---- times ----
 
@@ -65,6 +110,11 @@ class Lowering(WholeBatches):
     def finished(self, kind, result):
         if kind != "train":
             self._last = None
+        if self._is_own(kind):
+            if kind == "train":
+                self._times = None
+            return result
+        if kind != "train":
             return result
         logs, times, self.trained_rows = result
         self._before, self._times = self._last, times
@@ -92,6 +142,10 @@ class Lowering(WholeBatches):
                 start = min(event.start for event in found if event.device == device)
                 found.append(Event(device, WAITING, None, None, end, max(start, end)))
         return found
+
+
+def _as_it_is(data):
+    return data
 
 
 class _Steps:

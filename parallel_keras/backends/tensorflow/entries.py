@@ -61,13 +61,34 @@ def split(gradient, data, strategy):
     return found
 
 
+def hides_uses(gradient, data):
+    """Whether uses of both kinds are in a gradient that was computed with: then none can be told.
+
+    Args:
+        gradient: Tensor or `tf.IndexedSlices` of a graph.
+        data: As in `split`.
+    """
+    if not isinstance(gradient, tf.IndexedSlices) or tf.executing_eagerly():
+        return False
+    whole = _before_cast(gradient.indices)
+    if gradient.values.op.type == "ConcatV2" or whole.op.type != "ConcatV2":
+        return False
+    *places, _ = whole.op.inputs
+    leaves = {leaf.op for leaf in data}
+    return len({_depends_on_rows(place, leaves) for place in places}) > 1
+
+
+def _before_cast(indices):
+    return indices.op.inputs[0] if indices.op.type == "Cast" else indices
+
+
 def _uses(values, indices):
     """Pairs of values and indices, one for each use of a variable.
 
     eager/backprop.py, TensorFlow 2.21: gradients of several uses become one by
     concatenation, each index as an int64.
     """
-    whole = indices.op.inputs[0] if indices.op.type == "Cast" else indices
+    whole = _before_cast(indices)
     if values.op.type != "ConcatV2" or whole.op.type != "ConcatV2":
         return [(values, indices)]
     *parts, _ = values.op.inputs
@@ -120,6 +141,17 @@ def of_rows(one, rows):
     # Left out, not zeroed: optimizers treat each entry by itself.
     kept = tf.where(rows.some, tf.shape(one.indices)[0], 0)
     return one._replace(values=one.values[:kept], indices=one.indices[:kept])
+
+
+def side_by_side(one, gradient):
+    """`Entries` that travel as `tf.IndexedSlices`, to be put side by side.
+
+    Args:
+        one: `Entries` that not all parts of a batch have.
+        gradient: The `tf.IndexedSlices` that they are of.
+    """
+    values = tf.IndexedSlices(one.values, one.indices, gradient.dense_shape)
+    return one._replace(values=values, indices=None)
 
 
 def join(parts):

@@ -59,7 +59,7 @@ class Microbatches:
         return loss * (tf.cast(rows.some, loss.dtype) if is_sum else rows.share(loss.dtype))
 
     def together(self, parts):
-        """Tensors of all micro-batches as one, with their Keras masks."""
+        """Tensors of all micro-batches as one, with their Keras masks and logits."""
         if len(self) == 1:
             return parts[0]
         return whole_loss.together(parts, self.rows, self.strategy, self.total)

@@ -17,19 +17,40 @@ _replica = threading.local()
 
 
 @contextlib.contextmanager
-def counting(weight):
+def counting(weight, share=None):
     """Inside, in this replica's thread, its rows count with a weight of one or zero.
 
     Args:
         weight: Scalar tensor or number.
+        share: The replica's share of the rows, where its gradients are weighted with it after
+            they are computed; `None` where its loss has been.
     """
     keras_internals.replace_synchronized_moments(_moments)
     keras_internals.replace_masked_moments(_masked_moments)
-    _replica.weight = weight
+    _replica.weight, _replica.share = weight, share
     try:
         yield
     finally:
-        del _replica.weight
+        del _replica.weight, _replica.share
+
+
+def _add_up(context, values):
+    """The sum over the replicas, and its gradient."""
+    share = _replica.share
+    if share is None:
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+    share = tf.cast(share, values.dtype)
+
+    @tf.custom_gradient
+    def add_up(values):
+        def gradient(upstream):
+            # What other replicas send back counts with their share, not with this one's.
+            total = context.all_reduce(tf.distribute.ReduceOp.SUM, upstream * share)
+            return tf.math.divide_no_nan(total, share)
+
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, values), gradient
+
+    return add_up(values)
 
 
 def _moments(x, axes, keepdims, stock):
@@ -44,9 +65,7 @@ def _moments(x, axes, keepdims, stock):
         for values in (x, tf.square(x), tf.ones_like(x))
     ]
     # One reduction of all three, in the order of the layers.
-    total, squares, count = tf.unstack(
-        context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(parts))
-    )
+    total, squares, count = tf.unstack(_add_up(context, tf.stack(parts)))
     mean = tf.math.divide_no_nan(total, count)
     variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
     if not keepdims:
@@ -68,11 +87,8 @@ def _masked_moments(layer, x, mask, stock):
         values = tf.where(kept, values, tf.zeros_like(values))
         return tf.reduce_sum(values, axis=layer._reduction_axes, keepdims=True) * weight
 
-    total, count = tf.unstack(
-        context.all_reduce(
-            tf.distribute.ReduceOp.SUM, tf.stack([everywhere(x), everywhere(tf.ones_like(x))])
-        )
-    )
+    sums = tf.stack([everywhere(x), everywhere(tf.ones_like(x))])
+    total, count = tf.unstack(_add_up(context, sums))
     mean = total / (count + epsilon)
-    squares = context.all_reduce(tf.distribute.ReduceOp.SUM, everywhere(tf.square(x - mean)))
+    squares = _add_up(context, everywhere(tf.square(x - mean)))
     return tf.squeeze(mean), tf.squeeze(squares / (count + epsilon))

@@ -41,7 +41,7 @@ class Lowering(WholeBatches, Pipelined):
             self.homes.settle(cut)
 
     def prepare(self, name):
-        if name in ("fit", "train_on_batch") and self.model.compiled and self.model.built:
+        if name in ("fit", "train_on_batch") and self.model.compiled:
             # A callback may load the optimizer's state before the first step.
             keras_internals.build_optimizer(self.model)
             self.attach()
@@ -50,6 +50,9 @@ class Lowering(WholeBatches, Pipelined):
         self.homes.detach()
 
     # ---- steps ----
+
+    def needs_probe(self):
+        return self.cuts_batches and super().needs_probe()
 
     def will_run_on(self, x):
         self._inputs = x

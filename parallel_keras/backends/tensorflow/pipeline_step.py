@@ -5,10 +5,12 @@ devices do. Loss and metrics in the logs are computed once, from the outputs of 
 batch, by Keras itself; the optimizer runs once, on the whole gradient.
 """
 
+from typing import Any
+
 import tensorflow as tf
 
 from parallel_keras import keras_internals, schedule
-from parallel_keras.backends.tensorflow import whole_loss
+from parallel_keras.backends.tensorflow import logits, whole_loss
 from parallel_keras.backends.tensorflow.clock import Clock
 from parallel_keras.backends.tensorflow.gradient_sums import GradientSums
 from parallel_keras.backends.tensorflow.microbatches import Microbatches
@@ -27,7 +29,8 @@ class Step:
     Attributes:
         values: For each micro-batch a dict from the number of a value to a tensor:
             what crosses from stage to stage.
-        gradients: The same with lists of gradients, to be added up.
+        gradients: The same with lists of gradients, to be added up, by keys of
+            `logits.parts`.
         outputs: List of each micro-batch's outputs, flat.
         added: List of scalars that count in the loss beside the compiled one.
     """
@@ -48,7 +51,7 @@ class Step:
         self.outputs: list = []
         self.added: list = []
         self._loss = None
-        self._gradients_of_outputs = None
+        self._gradients_of_outputs: Any = None
         learning = learning_values(cut) if self.is_training else [set() for _ in cut.stages]
         self.stages = [
             Stage(self, computed, lowering.homes.device(computed.number), numbers)
@@ -107,19 +110,32 @@ class Step:
         return [self.batches.weighted(loss, number) for loss in losses]
 
     def gradients_of_outputs(self, number):
-        """The gradient of the whole batch's loss, for one micro-batch's outputs."""
+        """The gradient of the whole batch's loss, for one micro-batch's outputs.
+
+        Returns:
+            Dict from a key of `logits.parts` to a gradient or `None`.
+        """
         if self._gradients_of_outputs is None:
             whole = self._whole_outputs()
-            self._loss, self._gradients_of_outputs = whole_loss.with_gradients(
-                lambda: self._loss_of(whole), whole, self.scale
+            parts = logits.parts(dict(zip(self.cut.graph.outputs, whole, strict=True)))
+            self._loss, gradients = whole_loss.with_gradients(
+                lambda: self._loss_of(whole), list(parts.values()), self.scale
             )
+            self._gradients_of_outputs = dict(zip(parts, gradients, strict=True))
         return {
-            n: None if g is None else self.batches.part_of_gradient(g, number)
-            for n, g in zip(self.cut.graph.outputs, self._gradients_of_outputs, strict=True)
+            key: None if g is None else self.batches.part_of_gradient(g, number)
+            for key, g in self._gradients_of_outputs.items()
         }
 
     def _whole_outputs(self):
-        return [self.batches.together(parts) for parts in zip(*self.outputs, strict=True)]
+        """The outputs of the whole batch, flat; what is returned twice is one tensor."""
+        found: dict = {}
+        for number, parts in zip(
+            self.cut.graph.outputs, zip(*self.outputs, strict=True), strict=True
+        ):
+            if number not in found:
+                found[number] = self.batches.together(parts)
+        return [found[number] for number in self.cut.graph.outputs]
 
     def _loss_of(self, outputs):
         y_pred = self.cut.graph.pack(outputs)

@@ -73,7 +73,7 @@ class Replica:
             return [entries.Entries(gradient, None, is_shared=True)]
         uses = entries.split(gradient, leaves, self.strategy)
         uses = [entries.of_rows(one, rows) for one in uses]
-        return [one if one.is_shared else _side_by_side(one, gradient) for one in uses]
+        return [one if one.is_shared else entries.side_by_side(one, gradient) for one in uses]
 
     def test(self, data, total):
         """Update the metrics."""
@@ -171,11 +171,6 @@ class Replica:
         known = tree.flatten(y_pred)[0].shape[0] is not None
         metrics = [] if known else keras_internals.output_loss_metrics(self.model)
         return self.findings.averaged | {id(v) for metric in metrics for v in metric.variables}
-
-
-def _side_by_side(one, gradient):
-    values = tf.IndexedSlices(one.values, one.indices, gradient.dense_shape)
-    return one._replace(values=values, indices=None)
 
 
 def with_callers_state(function):

@@ -10,6 +10,10 @@ from parallel_keras.backends.tensorflow.devices import tf_device
 _strategies: dict = {}
 
 
+def prepare():
+    """Called when the package is imported."""
+
+
 def shutdown():
     """Nothing to end: the replicas live in this process."""
 

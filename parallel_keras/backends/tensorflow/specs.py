@@ -13,28 +13,38 @@ def symbol(spec):
     return keras.KerasTensor(tuple(spec.shape), keras.backend.standardize_dtype(spec.dtype))
 
 
-def spec_of(iterator):
-    """The `(x, y, sample_weight)` of an iterator as specs, or None where it does not tell."""
+def unpacked(data):
+    """A batch as `(x, y, sample_weight)`, as Keras's own steps take it apart."""
+    return tuple(keras_internals.unpack(data))
+
+
+def spec_of(iterator, arrange=unpacked):
+    """The batches of an iterator as specs, or None where it does not tell.
+
+    Args:
+        iterator: Iterator of a `tf.data.Dataset`.
+        arrange: Function that gives a batch the form that is wanted.
+    """
     spec = tree.map_structure(
         lambda leaf: None if isinstance(leaf, tf.OptionalSpec) else leaf, iterator.element_spec
     )
-    spec = tuple(keras_internals.unpack(spec))
+    spec = arrange(spec)
     leaves = [leaf for leaf in tree.flatten(spec) if leaf is not None]
     told = all(isinstance(leaf, tf.TensorSpec) and leaf.shape.rank is not None for leaf in leaves)
     return spec if told else None
 
 
-def batch_of(data):
-    """A batch of an iterator as `(x, y, sample_weight)` of tensors."""
+def batch_of(data, arrange=unpacked):
+    """A batch of an iterator with its arrays as tensors."""
     data = tree.map_structure(
         lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data
     )
-    return arrays(keras_internals.unpack(data))
+    return arrays(arrange(data))
 
 
 def arrays(data):
     """A batch with its arrays as tensors."""
-    return tree.map_structure(_tensor, tuple(data))
+    return tree.map_structure(_tensor, data)
 
 
 def _tensor(leaf):

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from parallel_keras import keras_internals, schedule
-from parallel_keras.backends.tensorflow import placing
+from parallel_keras.backends.tensorflow import logits, placing
 from parallel_keras.backends.tensorflow.entries import add_up
 from parallel_keras.backends.tensorflow.ordering import Order
 from parallel_keras.stages import BATCH
@@ -88,7 +88,9 @@ class Stage:
         step = self.step
         with self.computing():
             one = self._passes.pop(number)
-            incoming = {n: add_up(g) for n, g in step.gradients[number].items() if n in self._gives}
+            incoming = {
+                key: add_up(g) for key, g in step.gradients[number].items() if key[0] in self._gives
+            }
             if self.is_last and not step.by_parts:
                 incoming.update(step.gradients_of_outputs(number))
             # Of the stage's own part of the loss.
@@ -96,11 +98,11 @@ class Stage:
             start, incoming = self._begin(incoming)
             if step.recompute:
                 with tf.control_dependencies([x for x in incoming.values() if x is not None]):
-                    one.taken = {n: _same(x) for n, x in one.taken.items()}
+                    one.taken = {n: _copied(x) for n, x in one.taken.items()}
                 one.compute()
             found = one.gradients(incoming)
-            for n, gradient in found.of_taken.items():
-                step.gradients[number].setdefault(n, []).append(gradient)
+            for key, gradient in found.of_taken.items():
+                step.gradients[number].setdefault(key, []).append(gradient)
             rows, data = step.batches.part(number)
             for variable, gradient in found.of_variables:
                 step.sums.add(self, variable, gradient, rows, data)
@@ -143,7 +145,7 @@ class Stage:
         clock = self.step.clock
         if not clock.is_on:
             return None, {key: _held(x, after) for key, x in inputs.items()}
-        inputs = {key: _same(x) for key, x in inputs.items()}
+        inputs = {key: _copied(x) for key, x in inputs.items()}
         start = clock.mark([*after, *(x for x in inputs.values() if x is not None)])
         return start, {key: _held(x, [start]) for key, x in inputs.items()}
 
@@ -197,20 +199,20 @@ class _Pass:
         return [*self.added, *([] if self.loss is None else [self.loss])]
 
     def _learning(self):
-        return {n: self.taken[n] for n in self.stage.learning if _is_floating(self.taken[n])}
+        return logits.parts({n: self.taken[n] for n in self.stage.learning})
 
     def gradients(self, incoming):
         """Gradients from those of the values that the stage gives.
 
         Args:
-            incoming: Dict from the number of a value, or `_LOSS`, to its gradient or `None`.
+            incoming: Dict from a key of `logits.parts`, or `_LOSS`, to its gradient or `None`.
 
         Returns:
             A `_Gradients`.
         """
         incoming = dict(incoming)
         one = incoming.pop(_LOSS)
-        pairs = [(self.values[n], g) for n, g in incoming.items() if g is not None]
+        pairs = [(logits.part(self.values, key), g) for key, g in incoming.items() if g is not None]
         if self.loss is not None:
             pairs.append((self.loss, tf.cast(one, self.loss.dtype)))
         learning, trainable = self._learning(), self.stage.trainable
@@ -224,15 +226,15 @@ class _Pass:
             )
         del self.tape
         of_taken = {
-            n: tf.convert_to_tensor(gradient)
-            for n, gradient in zip(learning, found, strict=False)
+            key: tf.convert_to_tensor(gradient)
+            for key, gradient in zip(learning, found, strict=False)
             if gradient is not None
         }
         return _Gradients(of_taken, list(zip(trainable, found[len(learning) :], strict=True)))
 
 
 class _Gradients:
-    """What a backward pass gives: by the number of a value, and pairs with variables."""
+    """What a backward pass gives: by the key of a value, and pairs with variables."""
 
     def __init__(self, of_taken, of_variables):
         self.of_taken = of_taken
@@ -243,7 +245,7 @@ class _Gradients:
         return [g.values if isinstance(g, tf.IndexedSlices) else g for g in found]
 
 
-_LOSS = "loss"  # among the numbers of values: the stage's own part of the loss
+_LOSS = "loss", False  # among the keys of values: the stage's own part of the loss
 
 
 def learning_values(cut):
@@ -272,22 +274,11 @@ def _total(losses):
     return total
 
 
-def _is_floating(tensor):
-    return tensor is not None and tensor.dtype.is_floating
-
-
 def _held(tensor, after):
     """The same tensor, not before others are there."""
     with tf.control_dependencies(after):
-        return _same(tensor)
+        return _copied(tensor)
 
 
-def _same(tensor):
-    """The same tensor on this device, with its Keras mask."""
-    if tensor is None:
-        return None
-    same = tf.identity(tensor)
-    mask = keras_internals.keras_mask(tensor)
-    if mask is not None:
-        keras_internals.set_keras_mask(same, tf.identity(mask))
-    return same
+def _copied(tensor):
+    return None if tensor is None else logits.copied(tensor)

@@ -14,17 +14,20 @@ from parallel_keras.capabilities import check
 
 def capture(model, replica):
     """A scope for one replica's forward pass, with seeds of its own."""
+    moved = [(seed, keras_internals.moved_seed(seed, replica)) for seed in every_seed(model)]
+    # The first replica draws what one device would draw.
+    return keras_internals.ObservingScope(moved if replica else None)
+
+
+def every_seed(model):
+    """The variables that a model's random draws start from, with that of the process."""
     seeds = [
         generator.state
         for layer in keras_internals.flatten_layers(model)
         for generator in keras_internals.seed_generators(layer)
     ]
     of_process = keras_internals.global_seed_state()
-    if of_process is not None:
-        seeds.append(of_process)
-    moved = [(seed, keras_internals.moved_seed(seed, replica)) for seed in seeds]
-    # The first replica draws what one device would draw.
-    return keras_internals.ObservingScope(moved if replica else None)
+    return seeds if of_process is None else [*seeds, of_process]
 
 
 def refuse_assigned_weights(scope, model, strategy):

@@ -20,13 +20,13 @@ def apply(strategy, optimizer, gradients, variables):
         optimizer: A Keras optimizer whose variables live under the strategy.
         gradients: List of lists of `Entries` with per-replica tensors, one for each use of
             a variable; `None` where there is none.
-        variables: List of Keras variables.
+        variables: List of Keras variables, or of what is in them.
 
     Returns:
         List of the reduced gradients that there are, as values of all replicas.
     """
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
-    flat = [(use.values, v._value) for uses, v in pairs for use in uses]
+    flat = [(use.values, keras_internals.tf_variable(v)) for uses, v in pairs for use in uses]
     reduced = strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, flat)
     waiting = iter(reduced)
     whole = iter([_whole(strategy, uses, waiting, tuple(v.shape)) for uses, v in pairs])

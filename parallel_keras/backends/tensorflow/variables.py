@@ -23,7 +23,9 @@ def move(model, strategy):
         strategy: A `tf.distribute.MirroredStrategy`, or `None` for plain
             variables on the default device.
     """
-    moved = [v for v in keras_internals.every_variable(model) if _home(v) is not strategy]
+    found = keras_internals.every_variable(model)
+    _hold_keras_variables(model, found)
+    moved = [v for v in found if not is_under(v, strategy)]
     for variable in moved:
         _move_variable(variable, strategy)
     if moved:
@@ -40,7 +42,47 @@ def assign_whole(variable, value, strategy):
     first, *others = strategy.experimental_local_results(variable._value)
     first.assign(value)
     for component in others:
-        component.assign(tf.zeros_like(component) if _is_summed(variable) else value)
+        component.assign(tf.zeros_like(component) if is_summed(variable) else value)
+
+
+@contextlib.contextmanager
+def plain(model, strategy):
+    """Inside, a model's variables are plain ones with the values that they have.
+
+    What is assigned inside is forgotten, and what was traced before stays as it is.
+    Variables that are made inside stay plain.
+
+    Args:
+        model: A Keras model.
+        strategy: The `tf.distribute.MirroredStrategy` that its variables live under.
+    """
+    held = [(v, v._value) for v in keras_internals.every_variable(model)]
+    optimizers = keras_internals.every_optimizer(model)
+    for variable, value in held:
+        if is_under(variable, strategy):
+            variable._value = placing.made_anew(variable, tf.convert_to_tensor(value))
+    for optimizer in optimizers:
+        keras_internals.set_optimizer_strategy(optimizer, tf.distribute.get_strategy())
+    try:
+        yield
+    finally:
+        _hold_keras_variables(model, keras_internals.every_variable(model))
+        for variable, value in held:
+            variable._value = value
+        for optimizer in optimizers:
+            keras_internals.set_optimizer_strategy(optimizer, strategy)
+
+
+def _hold_keras_variables(model, found):
+    """Have optimizers hold what stays when what is inside of it is made anew."""
+    by_value = {id(v._value): v for v in found}
+    for optimizer in keras_internals.every_optimizer(model):
+        keras_internals.hold_keras_variables(optimizer, by_value)
+
+
+def is_under(variable, strategy):
+    """Whether a Keras variable lives under a strategy."""
+    return _home(variable) is strategy
 
 
 def _home(variable):
@@ -54,11 +96,12 @@ def _move_variable(variable, strategy):
     with contextlib.nullcontext() if strategy is None else strategy.scope():
         variable._value = placing.made_anew(variable, value)
     placing.give_up(old)
-    if strategy is not None and _is_summed(variable):
+    if strategy is not None and is_summed(variable):
         # The state is the sum over the replicas: the first one holds all of it.
         for component in strategy.experimental_local_results(variable._value)[1:]:
             component.assign(tf.zeros_like(component))
 
 
-def _is_summed(variable):
+def is_summed(variable):
+    """Whether the value of a Keras variable is the sum over the replicas."""
     return variable.synchronization == "on_read" and variable.aggregation == "sum"

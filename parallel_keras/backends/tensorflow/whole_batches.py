@@ -40,8 +40,23 @@ class WholeBatches(Lowering):
     # ---- what a lowering adds ----
 
     def step(self, kind):
-        """The function of a batch, `(x, y, sample_weight)`, that is traced."""
+        """The function of a batch, in the form of the kind, that is traced."""
         raise NotImplementedError
+
+    def form(self, kind):
+        """A function that gives a batch the form in which the step of a kind takes it."""
+        return _inputs if kind == "predict" else specs.unpacked
+
+    def look(self, kind):
+        """What happens before the first step, by `is_needed(spec)` and `at(batch)`."""
+        # What is compiled may have changed since the last one was made.
+        self.probed = False
+        self.found(probing.known(self.model))
+        return _Look(self, kind)
+
+    def what_is_known(self, kind):
+        """What a step of a kind is traced with, to be told from what was known before."""
+        return self.findings
 
     def building(self):
         """A scope in which variables are made where they belong."""
@@ -50,6 +65,10 @@ class WholeBatches(Lowering):
     def found(self, findings):
         """How losses and metrics come together is known."""
         self.findings = findings
+
+    def needs_probe(self):
+        """Whether it has to be found out how losses, metrics and layers come together."""
+        return probing.needs_probe(self.model)
 
     def will_run_on(self, x):
         """Called before a step is traced, with the inputs or their specs."""
@@ -61,11 +80,8 @@ class WholeBatches(Lowering):
     # ---- the functions ----
 
     def make_function(self, kind):
-        # What is compiled may have changed since the last one was made.
-        self.probed = False
-        self.found(probing.known(self.model))
         self._made[kind] = {}
-        look = _Look(self, kind)
+        look, arrange = self.look(kind), self.form(kind)
 
         def at_hand(data, spec=None):
             data = look.at(data)
@@ -77,17 +93,17 @@ class WholeBatches(Lowering):
 
         def function(iterator):
             if not isinstance(iterator, tf.data.Iterator):
-                batches = (specs.arrays(keras_internals.unpack(data)) for data in iterator)
+                batches = (specs.arrays(arrange(data)) for data in iterator)
                 return _last(at_hand(data) for data in self._of_an_execution(batches))
             if not look.is_over:
-                spec = specs.spec_of(iterator)
+                spec = specs.spec_of(iterator, arrange)
                 if look.is_needed(spec):
-                    batches = (specs.batch_of(data) for data in iterator)
+                    batches = (specs.batch_of(data, arrange) for data in iterator)
                     return _last(at_hand(data, spec) for data in self._of_an_execution(batches))
             return self.finished(kind, self._traced(kind, lambda _, on: on(iterator)))
 
         def predict(batches):
-            data = (specs.arrays(keras_internals.unpack(one)[:1]) for one in batches)
+            data = (specs.arrays(arrange(one)) for one in batches)
             return _together([at_hand(one) for one in data])
 
         return predict if kind == "predict" else function
@@ -108,12 +124,12 @@ class WholeBatches(Lowering):
     def _functions(self, kind):
         # A step is traced with what the probe has found: one that was traced
         # for a batch too small to probe does not know it.
-        made = self._made[kind]
-        if self.findings not in made:
-            made[self.findings] = self._compile(self.step(kind))
-        return made[self.findings]
+        made, known = self._made[kind], self.what_is_known(kind)
+        if known not in made:
+            made[known] = self._compile(self.step(kind), self.form(kind))
+        return made[known]
 
-    def _compile(self, step):
+    def _compile(self, step, arrange):
         """The step on a batch at hand, and on the next ones of an iterator."""
 
         @tf.autograph.experimental.do_not_convert
@@ -126,10 +142,13 @@ class WholeBatches(Lowering):
 
         steps = self.model.steps_per_execution
 
+        def on_next(data):
+            return on_data(specs.batch_of(data, arrange))
+
         @tf.autograph.experimental.do_not_convert
         def on_iterator(iterator):
-            result = on_data(specs.batch_of(iterator.get_next()))
-            return result if steps == 1 else _others(on_data, iterator, steps - 1, result)
+            result = on_next(iterator.get_next())
+            return result if steps == 1 else _others(on_next, iterator, steps - 1, result)
 
         if not self.model.run_eagerly:
             on_iterator = tf.function(on_iterator, reduce_retracing=True)
@@ -147,7 +166,7 @@ def _others(step, iterator, count, result):
     """More steps on the next batches of an iterator, as long as there are some.
 
     Args:
-        step: Function of a batch.
+        step: Function of a batch as the iterator gives it.
         iterator: A `tf.data.Iterator`.
         count: Int, at least one. How many.
         result: What the step before gave.
@@ -160,7 +179,7 @@ def _others(step, iterator, count, result):
         return tf.logical_and(done < count, batch.has_value())
 
     def one_more(done, batch, _):
-        result = step(specs.batch_of(batch.get_value()))
+        result = step(batch.get_value())
         # No batch is taken that this execution does not need.
         following = tf.cond(done + 1 < count, iterator.get_next_as_optional, lambda: batch)
         return done + 1, following, result
@@ -183,6 +202,10 @@ def _together(outputs):
     if len(outputs) == 1:
         return outputs[0]
     return tree.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+
+
+def _inputs(data):
+    return specs.unpacked(data)[:1]
 
 
 def _of_any_size(data):
@@ -215,7 +238,7 @@ class _Look:
         if spec is None:
             return True
         self._build(tree.map_structure(lambda s: None if s is None else specs.symbol(s), spec))
-        self.is_over = self.lowering.probed or not probing.needs_probe(self.model)
+        self.is_over = self.lowering.probed or not self.lowering.needs_probe()
         return not self.is_over
 
     def at(self, data):
@@ -226,10 +249,12 @@ class _Look:
         self._build(data)
         if self.kind == "predict" or lowering.probed:
             return data
-        if probing.is_enough(leaves[0].shape[0]):
+        if not lowering.needs_probe():
+            lowering.probed = True
+        elif probing.is_enough(leaves[0].shape[0]):
             lowering.found(probing.probe(self.model, lowering.strategy, *data))
             lowering.probed = True
-        elif probing.needs_probe(self.model):
+        else:
             # Right for whatever a probe may find.
             lowering.findings = probing.Findings(of_the_batch="what is not known yet")
         return data

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import tree
 
 from parallel_keras import keras_internals
-from parallel_keras.backends.tensorflow import variables
+from parallel_keras.backends.tensorflow import logits, variables
 from parallel_keras.backends.tensorflow.rows import Rows
 from parallel_keras.backends.tensorflow.runtime import per_replica
 
@@ -42,11 +42,13 @@ class WholeLoss:
             differentiate: Bool.
 
         Returns:
-            List of pairs of an output and the gradient of the scaled loss for it.
+            List of pairs of an output, or its logits, and the gradient of the scaled loss
+            for it.
         """
         context = tf.distribute.get_replica_context()
         gradients = context.merge_call(self._of_whole, args=(y_pred, added, differentiate))
-        pairs = zip(tree.flatten(y_pred), gradients, strict=True) if differentiate else ()
+        outputs = logits.parts_of(tree.flatten(y_pred))
+        pairs = zip(outputs, gradients, strict=True) if differentiate else ()
         return [(output, gradient) for output, gradient in pairs if gradient is not None]
 
     def _of_whole(self, mirrored, y_pred, added, differentiate):
@@ -72,7 +74,8 @@ class WholeLoss:
 
         if differentiate:
             scale = self.model.optimizer.scale_loss
-            losses, gradients = with_gradients(loss, tree.flatten(y_pred), scale)
+            outputs = logits.parts_of(tree.flatten(y_pred))
+            losses, gradients = with_gradients(loss, outputs, scale)
         else:
             losses, gradients = loss(), []
         losses += [self._mean(parts) for parts in added]
@@ -112,7 +115,7 @@ def with_gradients(loss, outputs, scale):
 
 
 def together(parts, rows, strategy, total):
-    """Tensors of all parts of a batch as one, with their Keras masks.
+    """Tensors of all parts of a batch as one, with their Keras masks and logits.
 
     Args:
         parts: List of tensors.
@@ -124,7 +127,7 @@ def together(parts, rows, strategy, total):
     masks = [keras_internals.keras_mask(part) for part in parts]
     if masks[0] is not None:
         keras_internals.set_keras_mask(whole, _concatenated(masks, rows, strategy, total))
-    return whole
+    return logits.keep(whole, parts, lambda found: _concatenated(found, rows, strategy, total))
 
 
 def _concatenated(parts, rows, strategy, total):

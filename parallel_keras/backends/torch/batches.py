@@ -12,9 +12,13 @@ from parallel_keras.backends.torch.structures import leaves
 def prepared(kind, data, strategy):
     """A batch as `(x, y, sample_weight)`, or `(x,)` to predict, of CPU tensors."""
     data = tuple(data) if isinstance(data, list) else data
-    data = tree.map_structure(lambda leaf: _tensor(leaf, strategy), data)
-    data = keras_internals.unpack(data)
+    data = keras_internals.unpack(as_tensors(data, strategy))
     return data[:1] if kind == "predict" else data
+
+
+def as_tensors(data, strategy):
+    """A batch in its own structure, of CPU tensors."""
+    return tree.map_structure(lambda leaf: _tensor(leaf, strategy), data)
 
 
 def _tensor(leaf, strategy):

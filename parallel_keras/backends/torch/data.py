@@ -27,6 +27,8 @@ from parallel_keras.backends.torch import (
 from parallel_keras.backends.torch.devices import torch_device
 from parallel_keras.backends.torch.lookahead import Lookahead, can_look_ahead, looking_ahead
 from parallel_keras.backends.torch.metrics import CallerMetrics, metric_variables
+from parallel_keras.backends.torch.own_caller import OwnSteps
+from parallel_keras.backends.torch.own_step import OwnStep, is_complete
 from parallel_keras.backends.torch.replica import Replica, fold_accumulators
 from parallel_keras.backends.torch.shipment import Shipment
 from parallel_keras.backends.torch.structures import fill, leaves
@@ -53,10 +55,13 @@ class Lowering(lowering.Lowering):
         self._lookahead: Lookahead | None = None
         self.findings = probing.Findings()
         self.averaged: tuple = ()  # numbers of metric variables
+        self.own: Any = set()  # kinds of step that are the model's own
+        self.own_steps = OwnSteps(self)
         self._parts: list = []  # accumulators, where the workers hold the rest of each
 
     def attach(self):
         """Have the workers started; the first step waits for them."""
+        self.own = features.own_steps(self.model)
         self.pool = workers.pool(self.world_size, self.devices, self.strategy.timeout)
 
     def prepare(self, name):
@@ -124,14 +129,14 @@ class Lowering(lowering.Lowering):
         self._lookahead = None
         self._staged.clear()
 
-    def _fetch_next(self):
+    def fetch_next(self):
         if self._lookahead is not None:
             self._lookahead.go_on()
 
     def _stage(self, batch):
         """Put the workers' rows of a batch into their memory. Runs in a thread."""
         with contextlib.suppress(IndexError, OSError):  # the workers have gone meanwhile
-            data = batches.prepared("train", batch, self.strategy)
+            data = self._prepared("train", batch)
             total = forwarding.row_count(data)
             if total:
                 slot = memory.SLOTS + next(self._ahead) % memory.AHEAD
@@ -141,7 +146,7 @@ class Lowering(lowering.Lowering):
     def _write(self, slot, data, total):
         """Copy each worker's rows; returns the layouts, in the order of the ranks."""
         arrays = [leaf for leaf in leaves(data) if leaf is not None]
-        rows = batch.row_slices(total, self.world_size)
+        rows = batch.some_rows(total, self.world_size)
         return [
             self.pool.inbound(rank).write(slot, [array[rows[rank]] for array in arrays])
             for rank in range(1, self.world_size)
@@ -163,7 +168,7 @@ class Lowering(lowering.Lowering):
 
     def _step(self, kind, data):
         _, prepared, layouts = self._staged.pop(id(data), (None, None, None))
-        data = batches.prepared(kind, data, self.strategy) if prepared is None else prepared
+        data = self._prepared(kind, data) if prepared is None else prepared
         total = batches.rows_of(data, self.strategy)
         self._probe(kind, data, total)
         self.ship.ensure()
@@ -172,10 +177,17 @@ class Lowering(lowering.Lowering):
             layouts = self._write(number % memory.SLOTS, data, total)
         counts = batch.row_counts(total, self.world_size)
         self._send(number, kind, data, layouts, counts)
+        if kind in self.own:
+            return self._run_own(kind, number, data, counts)
         own = self._own(data, slice(0, counts[0]))
         if kind == "predict":
             return self._predict(number, own, counts)
         return self._compute(kind, number, own, counts, total)
+
+    def _prepared(self, kind, data):
+        if kind in self.own:
+            return batches.as_tensors(data, self.strategy)
+        return batches.prepared(kind, data, self.strategy)
 
     def _own(self, data, rows):
         """What rank 0 needs of a batch: its rows, and all targets for a loss of the batch."""
@@ -185,13 +197,15 @@ class Lowering(lowering.Lowering):
         return (batches.take(x, rows), *targets)
 
     def _send(self, number, kind, data, layouts, counts):
-        structure = tree.map_structure(lambda leaf: leaf is not None, data)
+        structure = shipping.portable(tree.map_structure(lambda leaf: leaf is not None, data))
         findings = self.findings
-        news = self.averaged, findings.summed, bool(findings.of_the_batch)
+        of_the_batch = bool(findings.of_the_batch)
+        news = self.averaged, findings.summed, of_the_batch, self.own_steps.news()
         changes = self.ship.changes(news)
+        name = "own_step" if kind in self.own else "step"
         for rank, layout in enumerate(layouts, start=1):
             work = (structure, layout, counts[rank], sum(counts), counts[-1] > 0)
-            self.pool.send(rank, ("step", self.key, number, kind, work, changes))
+            self.pool.send(rank, (name, self.key, number, kind, work, changes))
         self.ship.send_values(changes[0])
 
     def _compute(self, kind, number, own, counts, total):
@@ -202,7 +216,7 @@ class Lowering(lowering.Lowering):
         replica.summed = self.findings.summed
         if kind == "train":
             self._go_on_with_own_parts()
-            replica.train(own, counts[0], total, counts[-1] > 0, self._fetch_next)
+            replica.train(own, counts[0], total, counts[-1] > 0, self.fetch_next)
             self.ship.events = []
             self.trained_rows = total
         else:
@@ -216,10 +230,27 @@ class Lowering(lowering.Lowering):
             self._show_whole_accumulators()
         return self.model.get_metrics_result()
 
+    def _run_own(self, kind, number, data, counts):
+        own = shipping.to_device(batches.take(data, slice(0, counts[0])), self.device)
+        result = self.own_steps.run(kind, number, own, counts)
+        self.ship.after_own_step()
+        if kind == "predict":
+            return self._together(result, counts)
+        if kind == "train":
+            self.ship.events = []
+            self.trained_rows = sum(counts)
+        return result
+
     def _predict(self, number, own, counts):
         self.ship.replica.laps.interrupt()
         with torch.no_grad():
-            outputs = self.ship.replica.predict(shipping.to_device(own, self.device)[0])
+            x = shipping.to_device(own, self.device)[0]
+            outputs = self.ship.replica.predict(x, counts[0])
+        self.ship.forwarder.taken()
+        return self._together(outputs, counts)
+
+    def _together(self, outputs, counts):
+        """The outputs of all ranks in the order of the rows."""
         parts = [leaves(outputs)]
         for rank in range(1, self.world_size):
             if counts[rank]:
@@ -230,11 +261,13 @@ class Lowering(lowering.Lowering):
             torch.cat([leaf.to(parts[0][index].device) for leaf in pieces])
             for index, pieces in enumerate(zip(*parts, strict=True))
         ]
-        self.ship.forwarder.taken()
         return fill(outputs, whole)
 
     def _probe(self, kind, data, total):
         """Before the first step: do the user's own losses and metrics add up?"""
+        if kind in self.own:
+            self.own_steps.probe(kind, data, total)
+            return
         if self.ship.probed or kind == "predict" or not probing.is_enough(total):
             return
         found = probing.probe(self.model, self.strategy, *shipping.to_device(data, self.device))
@@ -295,6 +328,7 @@ class _Replicas(Shipment):
     def lost(self):
         super().lost()
         self.replica: Any = None
+        self.own: Any = None
         self.metrics: Any = None
 
     def deliver(self, skeleton, tensors):
@@ -311,6 +345,14 @@ class _Replicas(Shipment):
         self.metrics = CallerMetrics(lowering.model)
         ranks = 0, lowering.world_size, lowering.pool.group
         self.replica = Replica(lowering.model, *ranks, lowering.device, self.has_user_layers)
+        self.own = OwnStep(lowering.model, *ranks[1:], lowering.device, self.replica.laps)
+        self._is_complete = is_complete(lowering.model)
+
+    def after_own_step(self):
+        """All ranks hold what the caller holds; what the step has made has to be shipped."""
+        self.forwarder.taken()
+        if not self._is_complete:
+            self.stale = True
 
     def collect(self):
         self.lowering.fold()
@@ -322,4 +364,6 @@ class _Replicas(Shipment):
         forwarding.send_values(self.forwarder.variables, numbers, self.lowering.pool.group)
 
     def accumulates(self):
-        return bool(getattr(self.lowering.model.optimizer, "gradient_accumulation_steps", None))
+        optimizer = keras_internals.compiled_optimizer(self.lowering.model)
+        steps = getattr(optimizer, "gradient_accumulation_steps", None)
+        return bool(steps) and "train" not in self.lowering.own

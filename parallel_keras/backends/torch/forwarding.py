@@ -111,8 +111,7 @@ class Forwarder:
 def holders(model):
     """The objects whose plain attributes are watched, in one order on all ranks."""
     found = keras_internals.flatten_layers(model)
-    if model.compiled and model.optimizer is not None:
-        found += keras_internals.with_inner_optimizers([model.optimizer])
+    found += keras_internals.with_inner_optimizers(keras_internals.optimizers_of(model))
     found += [loss for loss in features.user_losses(model) if isinstance(loss, keras.losses.Loss)]
     return list({id(holder): holder for holder in found}.values())
 

@@ -37,6 +37,11 @@ class GradientReducer:
         self._ddp = None
         self.reached = []
 
+    def forget_gradients(self):
+        """Let no parameter have one."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def forward(self, data, overlapped):
         """Loss and outputs; through DDP where the reduction shall overlap."""
         if overlapped and self.reached and self.parameters:

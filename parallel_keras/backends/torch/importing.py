@@ -28,6 +28,8 @@ def is_importable(thing):
 
 def is_importable_module(name):
     """Whether an import in a process with our import path gives what we have imported."""
+    if name in cloudpickle.list_registry_pickle_by_value():
+        return False  # the user says that it is not
     # A package that is found is trusted with what is in it.
     return _is_found(name.partition(".")[0]) and not _is_reloaded(name)
 

@@ -7,10 +7,12 @@ times. Sums are taken in float64: whole numbers stay whole.
 
 import torch
 
+from parallel_keras import keras_internals
+
 
 def metric_variables(model):
     """The state of all metrics of a model, in one order on all ranks."""
-    variables = [v for metric in model.metrics for v in metric.variables]
+    variables = [v for metric in keras_internals.every_metric(model) for v in metric.variables]
     return list({id(v): v for v in variables}.values())
 
 
@@ -19,7 +21,7 @@ class WorkerMetrics:
 
     def __init__(self, model):
         with torch.no_grad():
-            for metric in model.metrics:
+            for metric in keras_internals.every_metric(model):
                 metric.reset_state()
         self.tensors = [v._value for v in metric_variables(model)]
         self.reset_values = [tensor.detach().clone() for tensor in self.tensors]
@@ -36,7 +38,7 @@ class WorkerMetrics:
         Args:
             averaged: List of numbers of variables that count with the share of
                 the rows instead of in full.
-            share: Float, this rank's share of the rows.
+            share: Float, this rank's share of the rows. Without rows nothing counts.
         """
         parts = []
         with torch.no_grad():
@@ -45,6 +47,8 @@ class WorkerMetrics:
             ):
                 part = (tensor.double() - value.double()).reshape(-1)
                 part[(tensor == value).reshape(-1)] = 0.0  # infinity too
+                if not share:
+                    part.zero_()
                 parts.append(part * share if number in averaged else part)
         return torch.cat(parts).cpu().numpy() if parts else None
 

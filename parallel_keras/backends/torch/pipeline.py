@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from keras import tree
 
-from parallel_keras import features, keras_internals
+from parallel_keras import capabilities, features, keras_internals
 from parallel_keras import probe as probing
 from parallel_keras.backends.pipelined import Pipelined
 from parallel_keras.backends.torch import (
@@ -50,6 +50,10 @@ class Lowering(Pipelined):
         self.ship = _Stages(self)
         self.pool: Any = None
         self.findings = probing.Findings()
+        self._fits = False
+
+    def prepare(self, name):
+        self._fits = name == "fit"
 
     def attach(self):
         """Have the workers started; the first step waits for them."""
@@ -77,6 +81,9 @@ class Lowering(Pipelined):
         try:
             with workers.as_a_rank(self.devices):
                 yield
+                if self._fits:
+                    # Nobody may look before the workers do something else, or die.
+                    self.ship.collect()
         finally:
             members.pop("reset_metrics", None)
             if self.pool is not None:
@@ -153,7 +160,7 @@ class Lowering(Pipelined):
         changes = self.ship.changes()
         for rank in range(1, self.world_size):
             needed = self._needed_by(cut, rank, data)
-            structure = tree.map_structure(lambda leaf: leaf is not None, needed)
+            structure = shipping.portable(tree.map_structure(lambda leaf: leaf is not None, needed))
             arrays = [leaf for leaf in leaves(needed) if leaf is not None]
             layout = self.pool.inbound(rank).write(number % memory.SLOTS, arrays)
             how = microbatches, self.findings.summed, self.schedule(cut), self.loss_of_parts(cut)
@@ -195,10 +202,17 @@ class Lowering(Pipelined):
         """Before the first step: do the user's own losses and layers add up?"""
         if self.ship.probed or kind == "predict" or not probing.is_enough(total):
             return
-        on_device = shipping.to_device(data, self.device)
-        self.findings = probing.probe(self.model, self.strategy, *on_device)
-        self.refuse_split_sums(self.findings, data[0])
+        if self.cuts_batches:
+            on_device = shipping.to_device(data, self.device)
+            self.findings = probing.probe(self.model, self.strategy, *on_device)
+            self.refuse_split_sums(self.findings, data[0])
         self.ship.probed = True
+
+    def check_update(self):
+        """Refuse an optimizer that needs more than a stage has; it has been built by now."""
+        if self.model.compiled:
+            for received in features.own_updates(self.model.optimizer):
+                capabilities.check("own_update", self.strategy, "torch", received)
 
     def events(self):
         if self.ship.events or not self.ship.is_current():
@@ -248,7 +262,7 @@ class _Stages(Shipment):
             self.lowering.pool.broadcast_message(message)
 
     def _described(self, cut):
-        structure = tree.map_structure(lambda leaf: leaf is not None, self._x)
+        structure = shipping.portable(tree.map_structure(lambda leaf: leaf is not None, self._x))
         specs = [
             (tuple(t.shape), str(t.dtype).split(".")[-1]) for t in leaves(self._x) if t is not None
         ]
@@ -257,6 +271,7 @@ class _Stages(Shipment):
 
     def deliver(self, skeleton, tensors):
         lowering = self.lowering
+        lowering.check_update()
         lowering.forget()
         model, pool = lowering.model, lowering.pool
         cut = lowering.staged(self._x, training=True)
@@ -311,6 +326,7 @@ class _Stages(Shipment):
         if not self._remote:
             self._remote = [v for v in self.homes.variables if self.homes.owner(v)]
             remote.make_remote([v._value for v in self._remote], self.collect)
+            self.lowering.pool.lend(self)
         self.forwarder.taken()
 
     def collect(self):
@@ -318,6 +334,10 @@ class _Stages(Shipment):
         if not self._remote:
             return
         lowering = self.lowering
+        if not self.is_current():
+            note = self.restore()
+            gone = "The workers that held the model have ended meanwhile."
+            raise WorkerError(gone, None, gone).with_note(note)
         variables, self._remote = self._remote, []
         try:
             for rank in range(1, lowering.world_size):

@@ -10,6 +10,7 @@ import torch
 from parallel_keras import keras_internals
 from parallel_keras.backends.torch.gradients import GradientReducer
 from parallel_keras.backends.torch.laps import Laps
+from parallel_keras.backends.torch.moments import SharedMoments
 from parallel_keras.backends.torch.state import StateAverager
 from parallel_keras.backends.torch.structures import leaves
 from parallel_keras.backends.torch.whole_loss import WholeLoss, backward
@@ -39,6 +40,8 @@ class Replica:
         self.reducer = GradientReducer(rank, world_size, group, dynamic=has_user_layers)
         self.averager = StateAverager(model, group, dynamic=has_user_layers)
         self.whole_loss = WholeLoss(model, rank, world_size, group, device)
+        self.moments = SharedMoments(model, group)
+        self.dynamic = has_user_layers
         self.of_the_batch = False
         self.summed: frozenset = frozenset()
         self.share = 0.0  # of this rank's rows, in the step that goes on
@@ -59,7 +62,7 @@ class Replica:
         """One training step.
 
         Args:
-            data: `(x, y, sample_weight)` of this rank's rows.
+            data: `(x, y, sample_weight)` of this rank's rows, or of one of another.
             rows: Int. This rank's rows, zero for none.
             total: Int. Rows of the global batch.
             all_have_rows: Bool. Whether every rank has rows in this batch.
@@ -70,18 +73,22 @@ class Replica:
         optimizer = self.model.optimizer
         share = self.share = rows / total
         accumulator = _Accumulator.of(optimizer)
-        for parameter in self.reducer.parameters:
-            parameter.grad = None
+        self.reducer.forget_gradients()
         self.averager.begin()
         overlapped = all_have_rows and accumulator is None and not self.of_the_batch
+        # Where the ranks may go different ways, DDP's reductions would meet the moments'.
+        overlapped = overlapped and not (self.dynamic and self.moments.wanted)
+        with self.moments.counting(rows):
+            if not (rows or self.moments.wanted):
+                publish()
+                self._computed()
+                work = self.averager.start(0.0)
+            elif self.of_the_batch:
+                work = self._train_of_the_batch(data, share, total, publish)
+            else:
+                work = self._train_by_rows(data, rows, share, overlapped, publish)
         if not rows:
-            publish()
-            self._computed()
-            work = self.averager.start(0.0)
-        elif self.of_the_batch:
-            work = self._train_of_the_batch(data, share, total, publish)
-        else:
-            work = self._train_by_rows(data, rows, share, overlapped, publish)
+            self.reducer.forget_gradients()
         with torch.no_grad():
             if self.trainable:
                 self._apply(optimizer, accumulator, overlapped)
@@ -109,7 +116,9 @@ class Replica:
         work = self.averager.start(share)
         publish()
         differentiate = bool(self.trainable)
-        gradients = self.whole_loss.compute(y_pred, added, targets, total, differentiate)
+        gradients = self.whole_loss.compute(
+            y_pred, added, targets, total, differentiate, self.moments.wanted
+        )
         if differentiate:
             scaled = self.model.optimizer.scale_loss(added) * share
             backward([(scaled, None), *zip(leaves(y_pred), gradients, strict=True)])
@@ -133,6 +142,8 @@ class Replica:
 
     def _completed(self):
         """What is missing where sums over the rows count with the share, not in full."""
+        if not self.share:
+            return 0.0
         added = keras_internals.added_by_layers(self.model)
         return sum(added[key] for key in self.summed & added.keys()) * (1 / self.share - 1)
 
@@ -167,21 +178,26 @@ class Replica:
 
     def test(self, data, rows, total):
         """One evaluation step on this rank's rows."""
-        if not rows:
-            return
         self.share = rows / total
         x, *targets = data
-        if self.of_the_batch:
-            y_pred, added = self._outputs(x, training=False)
-            self.whole_loss.compute(y_pred, added, targets, total, differentiate=False)
+        if not rows:
+            self.predict(x, rows)
             return
-        y_pred = self.predict(x)
+        if self.of_the_batch:
+            with self.moments.counting(rows):
+                y_pred, added = self._outputs(x, training=False)
+            self.whole_loss.compute(y_pred, added, targets, total, False, False)
+            return
+        y_pred = self.predict(x, rows)
         loss = self._loss(x, targets[0], y_pred, targets[1], training=False)
         keras_internals.update_metrics(self.model, targets, y_pred, loss, rows)
 
-    def predict(self, x):
-        """Outputs for this rank's rows."""
-        return self._call(x, training=False)
+    def predict(self, x, rows):
+        """Outputs for this rank's rows, `None` where it has none and nobody needs it."""
+        if not (rows or self.moments.wanted):
+            return None
+        with self.moments.counting(rows):
+            return self._call(x, training=False)
 
 
 class _Accumulator:

@@ -2,6 +2,13 @@
 
 import sys
 
+from parallel_keras.backends.torch import moments
+
+
+def prepare():
+    """Called when the package is imported: let Keras make what it can do with the package."""
+    moments.install()
+
 
 def shutdown():
     """End the workers, if any were ever started."""

@@ -11,6 +11,8 @@ import torch
 from parallel_keras import keras_internals
 from parallel_keras.backends.torch import configuration, forwarding, shipping
 from parallel_keras.backends.torch.metrics import WorkerMetrics
+from parallel_keras.backends.torch.own_caller import publish
+from parallel_keras.backends.torch.own_step import OwnStep, trains_by_itself
 from parallel_keras.backends.torch.replica import Replica, fold_accumulators, forget_accumulated
 from parallel_keras.backends.torch.stage_server import ServedStage, read_batch
 from parallel_keras.backends.torch.structures import leaves
@@ -67,6 +69,10 @@ class Server:
         """One train, test or predict step."""
         self.models[key].step(number, kind, work, changes)
 
+    def on_own_step(self, key, number, kind, work, changes):
+        """A train, test or predict step that is the model's own."""
+        self.models[key].own_step(number, kind, work, changes)
+
     def on_collect(self, key):
         """Hand the caller the variables that change here."""
         self.models[key].collect()
@@ -78,7 +84,9 @@ class Server:
     def on_fold(self, key):
         """Hand what has been accumulated since the last update to the caller."""
         model = self.models[key].model
-        fold_accumulators(model.optimizer, self.context.rank, self.context.group)
+        fold_accumulators(
+            keras_internals.compiled_optimizer(model), self.context.rank, self.context.group
+        )
 
 
 class _Served:
@@ -89,13 +97,17 @@ class _Served:
         self.context = context
         self.variables = shipping.variables_of(model)
         forwarding.offset_seeds(model, range(len(self.variables)), self.variables, context.rank)
-        forget_accumulated(model.optimizer)
+        self.accumulates = not trains_by_itself(model)
+        self._forget_accumulated()
         self.metrics = WorkerMetrics(model)
         self.averaged = ()
+        self.of_own_steps = {}
         self.replica = Replica(
             *(model, context.rank, context.world_size, context.group),
             *(context.device, has_user_layers),
         )
+        ranks = context.world_size, context.group, context.device
+        self.own = OwnStep(model, *ranks, self.replica.laps)
 
     def step(self, number, kind, work, changes):
         """One step on this rank's rows; see `data.py` for the arguments."""
@@ -106,6 +118,8 @@ class _Served:
         share = rows / total
 
         def publish():
+            if not rows:
+                self.metrics.reset()  # computed on a row of another
             context.board.publish(number, self.metrics.change(self.averaged, share))
 
         self.metrics.reset()
@@ -120,13 +134,35 @@ class _Served:
             if kind == "test":
                 self.replica.test(data, rows, total)
                 publish()
-            elif rows:
-                outputs = leaves(self.replica.predict(data[0]))
-                layout = context.outbound.write(0, [output.cpu() for output in outputs])
-                context.send(("result", number, layout))
+            else:
+                outputs = leaves(self.replica.predict(data[0], rows))
+                if rows:
+                    layout = context.outbound.write(0, [output.cpu() for output in outputs])
+                    context.send(("result", number, layout))
+
+    def own_step(self, number, kind, work, changes):
+        """The model's own step on this rank's rows; see `own_caller.py`."""
+        self.take_over(changes)
+        context = self.context
+        structure, layout, rows, total, _ = work
+        data, share = read_batch(context, structure, layout), rows / total
+        averaged, steady = self.of_own_steps.get(kind, ((), frozenset()))
+        self.metrics.reset()
+        self.model.train(kind == "train")
+        result = self.own.run(kind, data, share, steady)
+        keras_internals.clear_losses(self.model)
+        if kind != "predict":
+            publish(context.board, number, self.metrics.change(averaged, share), result)
+        elif rows:
+            layout = context.outbound.write(0, [output.detach().cpu() for output in leaves(result)])
+            context.send(("result", number, layout))
 
     def events(self):
         return self.replica.laps.read()
+
+    def _forget_accumulated(self):
+        if self.accumulates:
+            forget_accumulated(keras_internals.compiled_optimizer(self.model))
 
     def take_over(self, changes):
         """Make the caller's changes since the last step."""
@@ -137,11 +173,12 @@ class _Served:
         if forwarding.apply(self.model, self.variables, attributes, flags):
             self.replica.refresh()
         if news is not None:
-            self.averaged, self.replica.summed, self.replica.of_the_batch = news
+            self.averaged, self.replica.summed, self.replica.of_the_batch, self.of_own_steps = news
         if numbers:
             rank = self.context.rank
             forwarding.send_values(self.variables, numbers, self.context.group)
             forwarding.offset_seeds(self.model, numbers, self.variables, rank)
             written = {id(self.variables[number]) for number in numbers}
-            if any(id(v) in written for v in keras_internals.accumulators(self.model.optimizer)):
-                forget_accumulated(self.model.optimizer)
+            optimizer = keras_internals.compiled_optimizer(self.model)
+            if any(id(v) in written for v in keras_internals.accumulators(optimizer)):
+                self._forget_accumulated()

@@ -66,6 +66,34 @@ def join(skeleton, tensors):
         return unpickler.load()
 
 
+def portable(structure):
+    """A structure that a worker reads as it is, whose containers are of the user's classes.
+
+    A named tuple of the script, or one that was made in a function, has no name to be
+    imported by.
+    """
+    if _is_known_everywhere(structure):
+        return structure
+    skeleton, _ = split(structure, "The structure of a batch")
+    return _Portable(skeleton)
+
+
+class _Portable:
+    def __init__(self, skeleton):
+        self.skeleton = skeleton
+
+    def __reduce__(self):
+        return join, (self.skeleton, [])
+
+
+def _is_known_everywhere(structure):
+    if type(structure) in (list, tuple):
+        return all(map(_is_known_everywhere, structure))
+    if type(structure) is dict:
+        return all(map(_is_known_everywhere, structure.values()))
+    return isinstance(structure, (bool, type(None)))
+
+
 def specs(tensors):
     """What `empty` needs to make tensors like these, views of one another included."""
     storages: dict = {}
@@ -153,14 +181,14 @@ def _bytes_of(tensor):
 
 
 def variables_of(model):
-    """The model's and its optimizer's variables, in one order on all ranks.
+    """The model's and its optimizers' variables, in one order on all ranks.
 
     Without those of metrics, which are combined and not made equal.
     """
-    metrics = {id(v) for metric in model.metrics for v in metric.variables}
+    metrics = {id(v) for metric in keras_internals.every_metric(model) for v in metric.variables}
     variables = list(model.variables)
-    if model.compiled and model.optimizer is not None:
-        variables += keras_internals.optimizer_variables(model.optimizer)
+    for optimizer in keras_internals.optimizers_of(model):
+        variables += keras_internals.optimizer_variables(optimizer)
     unique = {id(v): v for v in variables if id(v) not in metrics}
     return list(unique.values())
 

@@ -24,9 +24,10 @@ class Homes:
                 self._owners[id(variable)] = stage.number
             for variable in stage.borrowed:
                 self._borrowers.setdefault(id(variable), []).append(stage.number)
-        if model.compiled and model.optimizer is not None and model.optimizer.built:
-            for optimizer in keras_internals.with_inner_optimizers([model.optimizer]):
-                for slot, reference in keras_internals.slots(optimizer):
+        optimizer = keras_internals.compiled_optimizer(model)
+        if optimizer is not None and optimizer.built:
+            for one in keras_internals.with_inner_optimizers([optimizer]):
+                for slot, reference in keras_internals.slots(one):
                     self._owners[id(slot)] = self._owners.get(id(reference), 0)
 
     def owner(self, variable):

@@ -49,7 +49,8 @@ class StateAverager:
             return None
         with torch.no_grad():
             flat = torch.cat([v._value.detach().reshape(-1).double() for v in self.active])
-            flat.mul_(share)
+            # What a rank without rows has computed may be anything, NaN too.
+            flat = flat.mul_(share) if share else torch.zeros_like(flat)
         return flat, self.group.allreduce([flat]), self.active
 
     def finish(self, pending):

@@ -28,8 +28,8 @@ class WholeLoss:
         self.world_size = world_size
         self.channel = Channel(group, device)
 
-    def compute(self, y_pred, added, targets, total, differentiate):
-        """Loss and metrics, once; called on all ranks that have rows.
+    def compute(self, y_pred, added, targets, total, differentiate, with_idle):
+        """Loss and metrics, once; called on all ranks that have computed outputs.
 
         Args:
             y_pred: This rank's outputs.
@@ -37,6 +37,8 @@ class WholeLoss:
             targets: On rank 0 `(y, sample_weight)` of the whole batch.
             total: Int. The rows of the batch.
             differentiate: Bool.
+            with_idle: Bool. Whether the ranks without rows have computed outputs too, which do
+                not count, and get a gradient of zero.
 
         Returns:
             The gradient of the scaled loss for each of this rank's outputs, `None` where there
@@ -44,14 +46,19 @@ class WholeLoss:
         """
         outputs = leaves(y_pred)
         if self.rank == 0:
-            found = self._of_whole(y_pred, outputs, added, targets, total, differentiate)
+            found = self._of_whole(y_pred, outputs, added, targets, total, differentiate, with_idle)
         else:
-            self.channel.send(0, [*outputs, added])
+            has_rows = batch.row_counts(total, self.world_size)[self.rank] > 0
+            if has_rows:
+                self.channel.send(0, [*outputs, added])
             found = self.channel.receive(0, len(outputs)) if differentiate else []
+            if differentiate and not has_rows:
+                pairs = zip(outputs, found, strict=True)
+                found = [None if g is None else torch.zeros_like(output) for output, g in pairs]
         self.channel.flush()
         return found
 
-    def _of_whole(self, y_pred, outputs, added, targets, total, differentiate):
+    def _of_whole(self, y_pred, outputs, added, targets, total, differentiate, with_idle):
         rows = batch.row_slices(total, self.world_size)
         shares = batch.shares(total, self.world_size)
         others = [rank for rank in range(1, self.world_size) if shares[rank]]
@@ -69,7 +76,7 @@ class WholeLoss:
 
         if differentiate:
             losses, gradients = with_gradients(compiled, whole, self.model.optimizer.scale_loss)
-            for rank in others:
+            for rank in range(1, self.world_size) if with_idle else others:
                 self.channel.send(rank, [None if g is None else g[rows[rank]] for g in gradients])
         else:
             losses, gradients = compiled(), []

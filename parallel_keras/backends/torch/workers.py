@@ -45,9 +45,14 @@ def pool(world_size, devices, timeout):
     return _pool
 
 
-@atexit.register
 def shutdown():
     """End the workers of this process."""
+    if _pool is not None:
+        _pool.end()
+
+
+@atexit.register
+def _leave():
     if _pool is not None:
         _pool.abort()
 
@@ -93,6 +98,7 @@ class Pool:
         self.has_lookahead = False  # see lookahead.py
         self._number = 0
         self._formed: tuple | None = None
+        self._lenders: weakref.WeakSet = weakref.WeakSet()
 
     # ---- life ----
 
@@ -101,12 +107,15 @@ class Pool:
 
     def want(self, world_size, devices, timeout):
         """Start the workers that are missing, without waiting for them."""
-        self.wanted = (world_size, tuple(devices), timeout)
+        wanted = (world_size, tuple(devices), timeout)
+        if wanted != self.wanted:
+            self._bring_home()
+        self.wanted = wanted
         self.timeout = timeout
         if not self.workers and threading.current_thread() is threading.main_thread():
             # keras.utils.clear_session() drops Keras's global state, and this with
             # it. The state is the thread's, and ends with one that is not the main.
-            keras_internals.tie_to_session(weakref.WeakMethod(self.abort))
+            keras_internals.tie_to_session(weakref.WeakMethod(self.end))
         threads = threads_of_a_rank(world_size)
         while len(self.workers) < world_size - 1:
             with _uninterrupted():
@@ -139,6 +148,28 @@ class Pool:
         self._formed = self.wanted
         self.generation = next(_generations)
         return self.generation
+
+    def lend(self, lender):
+        """Let something know before the workers forget what it has left with them.
+
+        Args:
+            lender: Has a method `collect`, which brings that to the caller.
+        """
+        self._lenders.add(lender)
+
+    def _bring_home(self):
+        lenders = list(self._lenders)
+        self._lenders.clear()
+        if self.group is not None and self.is_healthy():
+            for lender in lenders:
+                lender.collect()
+
+    def end(self):
+        """End all workers, of which nobody needs anything any more."""
+        try:
+            self._bring_home()
+        finally:
+            self.abort()
 
     def abort(self):
         """End all workers at once. Never waits for one that does not answer."""

@@ -1,5 +1,6 @@
 """Graphs that are hard to cut into the stages of a pipeline."""
 
+import keras
 import models
 import numpy as np
 import rows
@@ -12,6 +13,15 @@ from cases import adam, case, compiled
 def _pictures():
     data = rows.images()
     return {"x": data["x"], "y": np.abs(data["x"]) - 0.5 * data["x"].mean(axis=-1, keepdims=True)}
+
+
+def _three_times():
+    data = rows.classes()
+    return {"x": data["x"], "y": [data["y"], 2 - data["y"], data["y"]]}
+
+
+def _slow():
+    return keras.optimizers.SGD(0.001)
 
 
 def _ends():
@@ -46,6 +56,11 @@ CASES = [
             metrics={"label": ["accuracy"]},
         ),
     ),
+    case("confident_early", stage_models.confident_early, _three_times, compiled(
+        _slow, loss=["sparse_categorical_crossentropy"] * 3, metrics=None)),
+    case("confident_early_sum", stage_models.confident_early, _three_times, compiled(
+        _slow, loss=lambda: [losses.SparseCategoricalCrossentropy(reduction="sum")] * 3,
+        metrics=None)),
     case("whole_numbers", stage_models.whole_numbers),
     case("masked_loss", models.masked_steps, rows.padded),
     case("tied_weights", stage_models.tied, rows.tokens, compiled(adam)),

@@ -56,6 +56,20 @@ def reduced(reduction, make=losses.SparseCategoricalCrossentropy, **rest):
     return compiled(adam, loss=lambda: make(reduction=reduction), **rest)
 
 
+def slow():
+    """Wide weights make rounding large as it is."""
+    return keras.optimizers.SGD(0.001)
+
+
+def reduced_slow(reduction):
+    return compiled(slow, loss=lambda: losses.SparseCategoricalCrossentropy(reduction=reduction))
+
+
+def squared_crossentropy(y_true, y_pred):
+    """One value per row, made of a loss of Keras."""
+    return ops.square(losses.sparse_categorical_crossentropy(y_true, y_pred))
+
+
 def steady_adam():
     """Its epsilon keeps it from making much of the rounding of a gradient near zero."""
     return adam(1e-3)
@@ -106,6 +120,9 @@ LONG = {"quick": ()}
 
 # What `make test` runs on TensorFlow too (see harness.grid).
 TRACED = {
+    "loss_confident",
+    "loss_confident_sum",
+    "loss_function_classes",
     "loss_function_rows",
     "loss_lambda",
     "loss_weights_dict",
@@ -119,6 +136,9 @@ TRACED = {
 }
 
 CASES = [
+    case("loss_confident", models.confident, compile=compiled(slow)),
+    case("loss_confident_sum", models.confident, compile=reduced_slow("sum")),
+    case("loss_function_classes", compile=compiled(loss=squared_crossentropy)),
     regression("loss_function_rows", rows_error, quick=(2, 3)),
     regression("loss_function_scalar", scalar_error),
     regression("loss_lambda", lambda: _lambda_loss),

@@ -1,0 +1,128 @@
+"""Variables that a model's own step assigns, made equal on all ranks at its end.
+
+Floating-point ones become the average weighted with the rows, as an average of the loss
+does. What the probe found to be the same whatever the rows (a target network that follows
+the weights, weights that are clipped) is not sent: two sums tell whether it is. Whole
+numbers have to agree. What `optimizer.apply` changes is equal already.
+"""
+
+import torch
+import torch.distributed as dist
+
+from parallel_keras import capabilities, keras_internals
+from parallel_keras.strategies import DataParallel
+
+# Ranks compute with different numbers of threads, so sums may differ in their last bits.
+_TOLERANCE = 1e-4
+_WHOLE = 2**40
+
+
+class StateWatch:
+    """The variables of a model and its optimizers, on one rank.
+
+    Args:
+        model: A Keras model.
+        group: The process group of all ranks.
+        device: This rank's `torch.device`.
+        world_size: Int.
+        variables: List of them, in the order of all ranks.
+    """
+
+    def __init__(self, model, group, device, world_size, variables):
+        self.group = group
+        self.device = device
+        self.world_size = world_size
+        seeds = {
+            id(generator.state)
+            for layer in keras_internals.flatten_layers(model)
+            for generator in keras_internals.seed_generators(layer)
+        }
+        self.variables = variables
+        self._watched = [
+            number
+            for number, v in enumerate(variables)
+            if id(v) not in seeds and v._value is not None and v._value.numel()
+        ]
+        self._versions: dict = {}
+        self._changed: set = set()
+
+    def begin(self):
+        """A step begins."""
+        self._changed = set()
+        self._mark()
+
+    def before_update(self):
+        """What has changed until now, the step itself has changed."""
+        for number, version in self._versions.items():
+            if self.variables[number]._value._version != version:
+                self._changed.add(number)
+
+    def after_update(self):
+        """What has changed since, an optimizer has."""
+        self._mark()
+
+    def finish(self, share, steady):
+        """Make equal what was changed on any rank.
+
+        Args:
+            share: Float, this rank's share of the rows.
+            steady: Set of the numbers of variables that are equal by themselves.
+        """
+        self.before_update()
+        changed = self._changed_anywhere()
+        averaged: list = []
+        checked: list = []
+        for number in changed:
+            value = self.variables[number]._value
+            average = value.is_floating_point() and number not in steady
+            (averaged if average else checked).append(number)
+        with torch.no_grad():
+            if checked:
+                self._check(checked)
+            if averaged:
+                self._average(averaged, share)
+
+    def _mark(self):
+        self._versions = {n: self.variables[n]._value._version for n in self._watched}
+
+    def _changed_anywhere(self):
+        if not self._watched:
+            return []
+        flags = torch.tensor(
+            [float(number in self._changed) for number in self._watched], device=self.device
+        )
+        self.group.allreduce([flags], dist.ReduceOp.MAX).wait()
+        return [n for n, flag in zip(self._watched, flags.tolist(), strict=True) if flag]
+
+    def _average(self, numbers, share):
+        values = [self.variables[number]._value for number in numbers]
+        flat = torch.cat([value.detach().reshape(-1).double().to(self.device) for value in values])
+        # Not by multiplication: no rows, no influence, of a NaN either.
+        flat = flat * share if share else torch.zeros_like(flat)
+        self.group.allreduce([flat]).wait()
+        for value, part in zip(values, flat.split([v.numel() for v in values]), strict=True):
+            value.copy_(part.view_as(value))
+
+    def _check(self, numbers):
+        values = [self.variables[number]._value.detach() for number in numbers]
+        sums = torch.stack([_sum_of(value).to(self.device) for value in values])
+        sizes = torch.stack([value.double().abs().sum().to(self.device) for value in values])
+        head = torch.stack([sums, -sums, sizes])
+        self.group.allreduce([head], dist.ReduceOp.MAX).wait()
+        apart = head[0] + head[1]
+        for number, value, wrong in zip(
+            numbers, values, (apart > _TOLERANCE * head[2]).tolist(), strict=True
+        ):
+            if wrong or (not value.is_floating_point() and apart[numbers.index(number)] != 0):
+                capabilities.check(
+                    "step_state",
+                    DataParallel(self.world_size),
+                    "torch",
+                    f"variable {self.variables[number].path} differs from replica to replica",
+                )
+
+
+def _sum_of(value):
+    if value.is_floating_point():
+        return torch.nan_to_num(value.double()).sum()
+    return (value.long().sum() % _WHOLE).double()

@@ -1,0 +1,172 @@
+"""Options of `compile` and `fit` that are no case of their own: exact, or refused."""
+
+import pathlib
+import subprocess
+import sys
+
+import keras
+import models
+import numpy as np
+import pytest
+import rows
+from cases import compiled
+from harness import BACKEND, LONG_WHERE_TRACED, compare, fit, make, state
+
+import parallel_keras as pk
+
+OPTIONS = {"batch_size": 16, "verbose": 0, "shuffle": False}
+STRATEGIES = [
+    "data=3",
+    pytest.param("model=2", marks=pytest.mark.long),
+    pytest.param("pipeline=2", marks=LONG_WHERE_TRACED),
+]
+
+
+def batches(count=4):
+    """Without a length."""
+    data = rows.classes()
+    for start in range(0, 16 * count, 16):
+        yield data["x"][start : start + 16], data["y"][start : start + 16]
+
+
+def tf_data():
+    import tensorflow as tf
+
+    data = rows.classes()
+    return tf.data.Dataset.from_tensor_slices((data["x"], data["y"])).batch(16)
+
+
+def loader():
+    import torch
+
+    tensors = map(torch.from_numpy, rows.classes().values())
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*tensors), batch_size=16)
+
+
+class Pages(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return list(batches())[index]
+
+
+def pages(**options):
+    def made():
+        return Pages(**options)
+
+    made.__name__ = "_".join(["pages", *options])
+    return made
+
+
+def train(strategy, source, **arguments):
+    model = make(models.mlp, compiled(weighted_metrics=("accuracy",))(), strategy)
+    # Keras on torch draws a batch of pages to build the metrics: see test_inputs.py.
+    model.test_on_batch(*rows.classes(2).values())
+    history = fit(model, source(), epochs=1, verbose=0, **arguments)
+    return {"history": history, **state(model)}
+
+
+SOURCES = [
+    pytest.param(tf_data, marks=pytest.mark.long if BACKEND == "torch" else []),
+    *([loader] if BACKEND == "torch" else []),
+    batches,
+    pages(workers=2),
+]
+WEIGHTS = {0: 0.2, 1: 3.0, 2: 1.0}
+
+
+def weighs_classes(source):
+    """Plain Keras weighs those of tf.data and PyDataset; of others it says that it cannot."""
+    return source is tf_data or source.__name__.startswith("pages")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_sources_with_class_weights(source, strategy):
+    arguments = {"class_weight": WEIGHTS} if weighs_classes(source) else {}
+    expected = train(None, source, **arguments)
+    compare(f"options_{source.__name__}", strategy, expected, train(strategy, source, **arguments))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["data=3", "model=2", "pipeline=2"])
+def test_pages_that_processes_load(strategy):
+    program = pathlib.Path(__file__).with_name("page_processes.py")
+    done = subprocess.run(
+        [sys.executable, str(program), strategy], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "options_processes" in done.stdout
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[:2])
+def test_run_eagerly(strategy):
+    """On TensorFlow steps run without a graph, several to an execution too."""
+    arguments = {"run_eagerly": True, "steps_per_execution": 3 if BACKEND == "tensorflow" else 1}
+    records = []
+    for chosen in (None, strategy):
+        model = make(models.mlp, compiled(**arguments)(), chosen)
+        history = fit(model, **rows.classes(), **OPTIONS, epochs=2)
+        predicted = model.predict(rows.classes()["x"], batch_size=16, verbose=0)
+        records.append({"history": history, "predict": predicted, **state(model)})
+    compare("run_eagerly", strategy, *records)
+
+
+@pytest.mark.backend("tensorflow")
+def test_run_eagerly_is_refused_in_a_pipeline():
+    model = pk.parallelize(models.mlp())
+    with pytest.raises(pk.UnsupportedError, match="(?s)run_eagerly.*Received"):
+        model.compile(**compiled(run_eagerly=True)(), strategy="pipeline=2")
+
+
+# ---- jit_compile="auto" where there seems to be a GPU ---------------------------
+
+
+@pytest.fixture
+def a_gpu(monkeypatch):
+    """For Keras, which then compiles with XLA; not for who looks for a device to use."""
+    import tensorflow as tf
+
+    real = tf.config.list_physical_devices
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    monkeypatch.setattr(
+        tf.config, "list_physical_devices", lambda kind=None: real(kind) if kind else [*real(), gpu]
+    )
+
+
+@pytest.mark.backend("tensorflow")
+def test_auto_is_asked_anew_with_each_strategy(a_gpu):
+    stock = models.mlp()
+    stock.compile(**compiled()())
+    assert stock.jit_compile is True, "the list of devices has no effect"
+    model = pk.parallelize(models.mlp())
+    model.compile(**compiled()())
+    assert model.jit_compile is True
+    for strategy in ("data=2", "model=2", "pipeline=2"):
+        model.set_strategy(strategy)
+        assert model.jit_compile is False
+        model.set_strategy(None)
+        assert model.jit_compile is True
+        model.compile(**compiled()(), strategy=strategy)
+        assert model.jit_compile is False
+    model.fit(**rows.classes(), **OPTIONS)
+
+
+@pytest.mark.backend("tensorflow")
+def test_auto_of_a_model_that_was_compiled_before(a_gpu):
+    model = models.mlp()
+    model.compile(**compiled()())
+    assert model.jit_compile is True
+    pk.parallelize(model, "data=2")
+    model.fit(**rows.classes(), **OPTIONS)
+    assert np.isfinite(model.get_weights()[0]).all()
+
+
+@pytest.mark.backend("tensorflow")
+def test_jit_compile_that_was_asked_for_is_refused(a_gpu):
+    model = pk.parallelize(models.mlp())
+    model.compile(**compiled(jit_compile=True)())
+    model.set_strategy("data=2")
+    with pytest.raises(pk.UnsupportedError, match="(?s)jit_compile.*Received"):
+        model.fit(**rows.classes(), **OPTIONS)
