@@ -22,12 +22,11 @@ lint: install
 	$(BIN)/ruff format --check .
 	KERAS_BACKEND=torch $(BIN)/mypy
 
-# Programs, and steps that TensorFlow traces, go side by side; what starts and kills workers
-# of its own does not.
+# Side by side, but for what starts and kills workers of its own.
 test: lint
 	KERAS_BACKEND=tensorflow $(BIN)/pytest -n 2 tests/contract tests/faults
-	KERAS_BACKEND=torch $(BIN)/pytest -n 2 tests/usage
-	KERAS_BACKEND=torch $(BIN)/pytest --ignore=tests/usage
+	KERAS_BACKEND=torch $(BIN)/pytest -n 2 --ignore=tests/faults
+	KERAS_BACKEND=torch $(BIN)/pytest tests/faults
 
 test-all: lint
 	KERAS_BACKEND=torch $(BIN)/pytest --long

@@ -2,10 +2,9 @@
 
 from parallel_keras import backends, capabilities, features, planning, prediction
 from parallel_keras.backends.lowering import SingleLowering
+from parallel_keras.keras_internals import STATE
 from parallel_keras.strategies import SingleDevice, parse
 from parallel_keras.timeline import Timeline
-
-STATE = "_parallel_keras"  # the name in a model's `__dict__` under which its `State` is kept
 
 
 def set_strategy(self, strategy):

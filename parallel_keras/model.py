@@ -6,7 +6,7 @@ A parallel model is the user's own model; `state.py` says what it is given.
 import keras
 
 from parallel_keras import files, keras_internals, placement
-from parallel_keras.methods import STATE
+from parallel_keras.keras_internals import STATE
 from parallel_keras.state import State
 
 

@@ -22,7 +22,7 @@ from parallel_keras import (
 )
 from parallel_keras.announcement import announce
 from parallel_keras.backends.lowering import KINDS, SingleLowering
-from parallel_keras.methods import STATE
+from parallel_keras.keras_internals import STATE
 from parallel_keras.strategies import SingleDevice, parse
 
 _UNSET = object()

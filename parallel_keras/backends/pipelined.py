@@ -92,9 +92,12 @@ class Pipelined(Lowering):
         """Cut the model anew when it runs next: it may have changed."""
         self._staged = {}
 
-    def refuse_split_sums(self, findings, cut):
+    def refuse_split_sums(self, findings, x):
         """Of a layer that adds to the loss on two stages, which term is a sum is not known."""
         numbers = {number for number, _ in findings.summed}
+        if not numbers:
+            return  # without a cut for training, which an evaluation does not need
+        cut = self.staged(x, training=True)
         layers = keras_internals.flatten_layers(self.model)
         for layer in (layers[number] for number in sorted(numbers)):
             if sum(any(layer is one for one in stage.layers) for stage in cut.stages) > 1:

@@ -97,6 +97,9 @@ from parallel_keras.keras_internals.models import (
     INSTANCE_OVERRIDES as INSTANCE_OVERRIDES,
 )
 from parallel_keras.keras_internals.models import (
+    STATE as STATE,
+)
+from parallel_keras.keras_internals.models import (
     TRACKED_CONTAINERS as TRACKED_CONTAINERS,
 )
 from parallel_keras.keras_internals.models import (

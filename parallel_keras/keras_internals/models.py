@@ -14,11 +14,14 @@ from parallel_keras.keras_internals.own_steps import every_metric, every_optimiz
 TRACKED_CONTAINERS = (TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet)
 
 
+# Under this name a model's `__dict__` holds what the package knows of it.
+STATE = "_parallel_keras"
+
 # Read from Keras 3.15.1: the makers that fit, evaluate and predict call on the
 # instance, and what else `state.py` puts into the instance's __dict__. None of
 # these may travel to a worker or into a file.
 INSTANCE_OVERRIDES = (
-    "_parallel_keras",
+    STATE,
     "strategy",
     "set_strategy",
     "compile",

@@ -2,6 +2,8 @@
 
 import collections
 import functools
+import os
+import time
 
 import keras
 import models
@@ -294,3 +296,36 @@ def test_named_tuples_that_cannot_be_imported(strategy):
         records.append({"history": history, "evaluate": evaluated, "predict": predicted._asdict(),
                         **state(model)})  # fmt: skip
     compare("named_tuples", strategy, *records)
+
+
+class SlowGradient(keras.layers.Layer):
+    """The identity, whose gradient takes its time in the workers."""
+
+    def __init__(self):
+        super().__init__()
+        self.caller = os.getpid()
+
+    def call(self, x):
+        if os.getpid() != self.caller and x.requires_grad:
+            x.register_hook(lambda gradient: time.sleep(0.05))
+        return x
+
+
+@pytest.mark.backend("torch")
+def test_a_batch_stays_until_the_slowest_replica_is_through_with_it():
+    """Between two updates no all-reduce holds the caller back: it may be a step ahead."""
+
+    def model():
+        x = keras.Input((6,))
+        hidden = SlowGradient()(keras.layers.Dense(8, name="first")(x))
+        return keras.Model(x, keras.layers.Dense(3, activation="softmax", name="last")(hidden))
+
+    def optimizer():
+        return keras.optimizers.SGD(0.1, gradient_accumulation_steps=6)
+
+    records = []
+    for strategy in (None, "data=2"):
+        made = make(model, compiled(optimizer)(), strategy)
+        history = fit(made, **rows.classes(96), batch_size=8, epochs=1, shuffle=False)
+        records.append({"history": history, **state(made)})
+    compare("slow_gradient", "data=2", *records)

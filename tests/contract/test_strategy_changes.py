@@ -342,3 +342,21 @@ def test_a_function_traced_before_the_change_does_not_go_on_with_old_numbers(bef
     with pytest.raises(tf.errors.InvalidArgumentError):
         traced(x)
     np.testing.assert_allclose(tf.function(lambda x: model(x))(x), model(x), atol=1e-6)
+
+
+def test_what_is_compiled_anew_is_looked_at_anew():
+    """A second loss may compare the rows with each other where the first did not."""
+
+    def centred(y_true, y_pred):
+        apart = y_pred - keras.ops.mean(y_pred, axis=0)
+        return keras.ops.mean(keras.ops.square(apart) - y_true * y_pred)
+
+    records = []
+    for strategy in (None, "data=2"):
+        model = make(models.mlp, compiled(sgd)(), strategy)
+        data = rows.one_hot()
+        for loss in ("categorical_crossentropy", centred):
+            model.compile(sgd(), loss)
+            history = fit(model, **data, **OPTIONS)
+        records.append({"history": history, **state(model)})
+    compare("compiled_anew", "data=2", *records)

@@ -61,8 +61,7 @@ class Lowering(WholeBatches, Pipelined):
 
     def found(self, findings):
         super().found(findings)
-        if findings.summed:
-            self.refuse_split_sums(findings, self.staged(self._inputs, training=True))
+        self.refuse_split_sums(findings, self._inputs)
 
     def step(self, kind):
         def step(data):

@@ -84,7 +84,7 @@ def tell(variables):
     for optimizer in optimizers:
         keras_internals.index_trainables(optimizer)
     for model in models:
-        state = vars(model).get("_parallel_keras")
+        state = vars(model).get(keras_internals.STATE)
         make = functools.partial(stock_function, model)
         if state is not None:
             make = state.lowering.make_function

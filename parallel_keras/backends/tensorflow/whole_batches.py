@@ -191,15 +191,10 @@ def _others(step, iterator, count, result):
 
 def _last(results):
     """The last of some results, each made when the one before is there."""
-    result = _NOTHING
-    for result in results:  # noqa: B007
-        pass
-    if result is _NOTHING:
+    made = list(results)
+    if not made:
         raise StopIteration
-    return result
-
-
-_NOTHING = object()
+    return made[-1]
 
 
 def _together(outputs):

@@ -74,6 +74,8 @@ class Lowering(lowering.Lowering):
     def make_function(self, kind):
         if kind == "train" and self.model.steps_per_execution > 1:
             capabilities.check("steps_per_execution", self.strategy, "torch")
+        # What is compiled may have changed since the last one was made.
+        self.ship.probed = False
 
         def function(data):
             return self._guarded(kind, data[0])

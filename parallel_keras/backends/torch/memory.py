@@ -15,9 +15,10 @@ import threading
 import torch
 
 # The slots of batches that are sent when their step begins, and of those that a
-# fit has staged ahead.
+# fit has staged ahead. A worker may be a step behind the caller, where no all-reduce
+# joins them, and still read that batch: it, this one and the next have a slot each.
 SLOTS = 3
-AHEAD = 2
+AHEAD = 3
 _ALIGN = 64
 
 

@@ -205,7 +205,7 @@ class Lowering(Pipelined):
         if self.cuts_batches:
             on_device = shipping.to_device(data, self.device)
             self.findings = probing.probe(self.model, self.strategy, *on_device)
-            self.refuse_split_sums(self.findings, self.staged(data[0], training=True))
+            self.refuse_split_sums(self.findings, data[0])
         self.ship.probed = True
 
     def check_update(self):

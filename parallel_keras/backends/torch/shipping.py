@@ -6,6 +6,7 @@ objects go as they are, by their `__dict__`; classes and functions of the script
 by value (cloudpickle). Tensors are taken out and travel by the process group.
 """
 
+import importlib
 import io
 import sys
 import threading
@@ -260,6 +261,10 @@ class _Pickler(cloudpickle.Pickler):
                 return make_inner_function, place
         elif isinstance(obj, types.ModuleType):
             self._meet(obj.__name__)
+            # A lazy module, which cloudpickle would take apart. It comes along with functions
+            # that use `torch` and another thing called `ops`.
+            if type(obj) is not types.ModuleType and sys.modules.get(obj.__name__) is obj:
+                return importlib.import_module, (obj.__name__,)
         for name in ("stdout", "stderr"):  # in a notebook or a test, files of another kind
             if obj is getattr(sys, name):
                 return getattr, (sys, name)
