@@ -101,32 +101,40 @@ def test_unsynchronized_batch_normalization_is_per_device(strategy):
     np.testing.assert_allclose(model.predict(data["x"], verbose=0), before, atol=1e-6)
 
 
-class AlwaysOn(layers.Layer):
-    """Drops inputs in inference too."""
+class Counting(layers.Layer):
+    """Counts its calls, in inference too."""
 
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.seed_generator = keras.random.SeedGenerator(7)
+    def build(self, shape):
+        options = {"initializer": "zeros", "trainable": False}
+        self.calls = self.add_weight(shape=(), name="calls", dtype="int32", **options)
+        self.seen = self.add_weight(shape=(), name="seen", **options)
 
     def call(self, x):
-        return keras.random.dropout(x, 0.5, seed=self.seed_generator)
+        self.calls.assign_add(1)
+        self.seen.assign_add(0.5)
+        return x
+
+    def numbers(self):
+        return float(self.calls), float(self.seen)
 
 
-def _always_on():
+def _counting():
     x = keras.Input((40,))
-    return keras.Model(x, layers.Dense(1, kernel_initializer="ones")(AlwaysOn(name="drop")(x)))
+    return keras.Model(x, layers.Dense(1)(Counting(name="counting")(x)))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_inference_draws_goes_on(strategy):
-    """Each predict and evaluate draws anew, as in plain Keras."""
+def test_what_a_forward_pass_assigns_in_inference_is_kept(strategy):
+    x, y = np.ones((13, 40), "float32"), np.zeros((13, 1), "float32")
     records = []
     for chosen in (None, strategy):
-        model = make(_always_on, {"optimizer": "sgd", "loss": "mse"}, chosen)
-        x, y = np.ones((13, 40), "float32"), np.zeros((13, 1), "float32")
-        predictions = [model.predict(x, batch_size=8, verbose=0) for _ in range(2)]
-        assert not np.array_equal(*predictions)
+        model = make(_counting, {"optimizer": "sgd", "loss": "mse"}, chosen)
+        counting, record = model.get_layer("counting"), []
+        record.append(counting.numbers())
+        model.predict(x, batch_size=8, verbose=0)
+        record.append(counting.numbers())
         model.evaluate(x, y, batch_size=8, verbose=0)
-        seed = model.get_layer("drop").seed_generator.state
-        records.append(keras.ops.convert_to_numpy(seed).tolist())
+        record.append(counting.numbers())
+        records.append(record)
+    assert records[0][2] == (records[0][0][0] + 4, records[0][0][1] + 2)
     assert records[0] == records[1]
