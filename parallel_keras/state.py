@@ -26,7 +26,7 @@ from parallel_keras.keras_internals import STATE
 from parallel_keras.strategies import SingleDevice, parse
 
 _UNSET = object()
-_RUNS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+RUNS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 
 class State:
@@ -54,7 +54,7 @@ class State:
         members["_resolve_auto_jit_compile"] = self._resolve_auto_jit_compile
         for kind in KINDS:
             members[f"make_{kind}_function"] = functools.partial(self._make_function, kind)
-        for name in _RUNS:
+        for name in RUNS:
             members[name] = self._run(name)
         members["save"] = self._save()
         members["summary"] = self._summary()

@@ -21,7 +21,7 @@ from keras.src.trainers import trainer
 
 import parallel_keras as pk
 from parallel_keras import capabilities, features, keras_internals
-from parallel_keras.model import _RUNS, _STATE
+from parallel_keras.state import RUNS
 
 SEED = 1337
 MARKERS = ("requires_trainable_backend", "multi_device")
@@ -64,7 +64,7 @@ class Recorder:
         # for the user's own and `load_model` would not compile.
         trainer.Trainer.compile = self._compile(trainer.Trainer.compile)
         owner = stand_ins.backend_trainer
-        for name in _RUNS:
+        for name in RUNS:
             setattr(owner, name, self._run(name, getattr(owner, name)))
         capabilities.check = self._check(capabilities.check)
         features.is_keras = _but_of_tests(features.is_keras)
@@ -72,11 +72,11 @@ class Recorder:
         test_case.clear_session = _keeping_workers(test_case.clear_session)
 
     def _passes(self, model):
-        return self.strategy != "single" and _STATE not in vars(model)
+        return self.strategy != "single" and keras_internals.STATE not in vars(model)
 
     def _parallelize(self, model):
         pk.parallelize(model, self.strategy)
-        for name in _RUNS:
+        for name in RUNS:
             vars(model)[name] = self._recorded(name, vars(model)[name], model)
 
     def _compile(self, stock):
@@ -99,7 +99,7 @@ class Recorder:
             if self._passes(model) and getattr(type(model), name) is run:
                 self._parallelize(model)
                 return getattr(model, name)(*args, **kwargs)
-            if _STATE in vars(model):
+            if keras_internals.STATE in vars(model):
                 return stock(model, *args, **kwargs)
             bound = functools.partial(stock, model)
             return self._recorded(name, bound, model)(*args, **kwargs)
@@ -119,7 +119,9 @@ class Recorder:
                 raise
             finally:
                 self.depth -= 1
-            self.notes.spread += _STATE in vars(model) and model.strategy.name != "single"
+            self.notes.spread += (
+                keras_internals.STATE in vars(model) and model.strategy.name != "single"
+            )
             self.notes.calls.append((name, _plain(result)))
             if name in _TRAINING:
                 self.notes.calls.append(("weights", _plain(model.variables)))
