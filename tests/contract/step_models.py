@@ -164,6 +164,52 @@ class GAN(Steps):
         return {"d_loss": self.d_loss_metric.result(), "g_loss": self.g_loss_metric.result()}
 
 
+class Penalized(GAN):
+    """A critic whose gradient between real and fake points is held at one (WGAN-GP)."""
+
+    def __init__(self, weight=10.0):
+        super().__init__(critic_steps=2)
+        self.weight = weight
+
+    def slopes(self, points):
+        """The norm of the critic's gradient at each point, which gradients go through."""
+        if BACKEND == "torch":
+            import torch
+
+            points = points.detach().requires_grad_()
+            score = self.discriminator(points).sum()
+            (gradients,) = torch.autograd.grad(score, points, create_graph=True)
+        else:
+            import tensorflow as tf
+
+            with tf.GradientTape() as tape:
+                tape.watch(points)
+                score = self.discriminator(points)
+            gradients = tape.gradient(score, points)
+        return ops.sqrt(ops.sum(ops.square(gradients), axis=1) + 1e-12)
+
+    def train_step(self, data):
+        real, latent = data
+        part = 0.5 + 0.4 * ops.tanh(latent[:, :1])  # drawn by the data, row by row
+        for _ in range(self.critic_steps):
+            fake = ops.stop_gradient(self.generator(latent))
+            between = fake + part * (real - fake)
+
+            def d_loss_of(fake=fake, between=between):
+                value = ops.mean(self.discriminator(fake)) - ops.mean(self.discriminator(real))
+                return value + self.weight * ops.mean(ops.square(self.slopes(between) - 1.0))
+
+            d_loss = self.update(self.d_optimizer, self.discriminator.trainable_weights, d_loss_of)
+
+        def g_loss_of():
+            return -ops.mean(self.discriminator(self.generator(latent)))
+
+        g_loss = self.update(self.g_optimizer, self.generator.trainable_weights, g_loss_of)
+        self.d_loss_metric.update_state(d_loss)
+        self.g_loss_metric.update_state(g_loss)
+        return {"d_loss": self.d_loss_metric.result(), "g_loss": self.g_loss_metric.result()}
+
+
 class Distiller(Steps):
     """A frozen teacher; the compiled loss and metrics for the labels."""
 

@@ -5,7 +5,7 @@ import rows
 import step_models
 from keras import optimizers
 
-from cases import case, compiled
+from cases import case, compiled, precision
 
 
 def adam():
@@ -52,6 +52,7 @@ CASES = [
             lambda: optimizers.RMSprop(0.01, epsilon=1e-3, use_ema=True),
         ),
     ),
+    case("own_wgan_gradient_penalty", step_models.Penalized, step_models.latent, gan()),
     case("own_compute_loss_distillation", step_models.Distiller, compile=compiled(adam)),
     case("own_target_network", step_models.Target, rows.classes, nothing, quick=(2, 3)),
     case("own_compute_loss", step_models.OwnLoss, compile=compiled(adam)),
@@ -76,6 +77,13 @@ CASES = [
         "own_train_step_scaled",
         lambda: optimizers.LossScaleOptimizer(adam(), dynamic_growth_steps=3),
     ),
+    case(
+        "own_train_step_float16",
+        precision.under("mixed_float16", step_models.Classifier),
+        compile=precision.smooth(precision.scaled(adam)),
+        tolerance=precision.HALF,
+    ),
+    classifier("own_train_step_several_optimizers", precision.several),
     classifier(
         "own_train_step_small_batches", data=lambda: rows.classes(11), fit={"batch_size": 2}
     ),
