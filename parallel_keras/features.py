@@ -95,12 +95,26 @@ def own_updates(optimizer):
         return
     for one in keras_internals.with_inner_optimizers([optimizer]):
         kind = type(one).__name__
-        for name in keras_internals.METHODS_OF_ALL_GRADIENTS:
-            if name in vars(one) or not is_keras(_owner(type(one), name)):
-                yield f"{kind}.{name}"
-        if not is_keras(type(one)):
-            for variable in keras_internals.numbers_of_no_variable(one):
-                yield f"{kind}, variable {variable.path}"
+        yield from (f"{kind}.{name}" for name in sorted(own_methods(one)))
+        yield from (f"{kind}, variable {variable.path}" for variable in own_numbers(one))
+
+
+def own_methods(optimizer):
+    """The methods of an optimizer that are given all gradients and are not Keras's.
+
+    Returns:
+        A set of names. Those of the optimizers that it wraps do not count.
+    """
+    return {
+        name
+        for name in keras_internals.METHODS_OF_ALL_GRADIENTS
+        if name in vars(optimizer) or not is_keras(_owner(type(optimizer), name))
+    }
+
+
+def own_numbers(optimizer):
+    """The state of an optimizer of the user's own that belongs to no variable."""
+    return [] if is_keras(type(optimizer)) else keras_internals.numbers_of_no_variable(optimizer)
 
 
 def user_losses(model):

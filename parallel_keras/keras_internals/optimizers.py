@@ -119,7 +119,7 @@ def slots(optimizer):
 
 
 # What an optimizer's methods are called that are given the gradients, or the variables, of
-# all. base_optimizer.py, 3.15.1.
+# all. base_optimizer.py, loss_scale_optimizer.py, 3.15.1.
 METHODS_OF_ALL_GRADIENTS = (
     "apply",
     "apply_gradients",
@@ -133,6 +133,7 @@ METHODS_OF_ALL_GRADIENTS = (
     "_overwrite_model_variables_with_average_value",
     "_overwrite_variables_directly_with_gradients",
     "_update_model_variables_moving_average",
+    "check_finite",
 )
 
 # Numbers of Keras's own that one update of any variables moves alike: base_optimizer.py,

@@ -4,12 +4,17 @@ import inspect
 
 import keras
 import pytest
-from cases import batches, kinds, losses, metrics, optimizers, precision
+from cases import batches, kinds, losses, metrics, optimizers, own_optimizers, precision
 from harness import check, fit, grid, make
 
 
 @pytest.mark.parametrize("case, strategy", grid(optimizers))
 def test_optimizers(case, strategy):
+    check(case, strategy)
+
+
+@pytest.mark.parametrize("case, strategy", grid(own_optimizers))
+def test_own_optimizers(case, strategy):
     check(case, strategy)
 
 

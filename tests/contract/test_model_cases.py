@@ -1,10 +1,10 @@
 """Every case with its layers laid out over devices equals plain Keras."""
 
 import pytest
-from cases import batches, kinds, losses, metrics, optimizers, precision
+from cases import batches, kinds, losses, metrics, optimizers, own_optimizers, precision
 from harness import check, model_grid
 
-ROOMS = (optimizers, batches, losses, kinds, metrics, precision)
+ROOMS = (optimizers, own_optimizers, batches, losses, kinds, metrics, precision)
 QUICK = {
     "optimizer_adam",
     "global_clipnorm",

@@ -4,13 +4,13 @@ import re
 
 import keras
 import pytest
-from cases import batches, kinds, losses, metrics, optimizers, precision
+from cases import batches, kinds, losses, metrics, optimizers, own_optimizers, precision
 from harness import BACKEND, check, grid_of
 
 import parallel_keras as pk
 from parallel_keras.capabilities import FEATURES
 
-ROOMS = (optimizers, batches, losses, kinds, metrics, precision)
+ROOMS = (optimizers, own_optimizers, batches, losses, kinds, metrics, precision)
 QUICK = {
     "global_clipnorm",
     "ema_overwrite",
@@ -19,6 +19,7 @@ QUICK = {
     "said_to_be_built",
     "loss_confident",
     "loss_confident_sum",
+    "own_count",
 }
 if BACKEND == "torch":  # where nothing is traced
     QUICK |= {
@@ -34,6 +35,7 @@ if BACKEND == "torch":  # where nothing is traced
         "optimizer_per_layer",
         "optimizer_per_type_scaled",
         "add_loss_sum",
+        *(case.name for case in own_optimizers.CASES),
     }
 # Refused by name.
 REFUSED = {
@@ -41,6 +43,7 @@ REFUSED = {
     "layer_metric": "layer_metric",
     "add_loss_sum_twice": "split_sum",
     "loss_vector": "loss_none",
+    **{case.name: "own_update" for case in own_optimizers.CASES},
     **dict.fromkeys(
         [
             *("loss_Dice", "loss_Tversky", "loss_Circle", "loss_root", "loss_total"),

@@ -20,19 +20,20 @@ if os.environ.get("KERAS_BACKEND") == "torch":
     import models
     import rows
     import torch
-    from cases import kinds, losses, optimizers
+    from cases import kinds, losses, optimizers, own_optimizers
     from keras import layers
     from places import Devices, WrongDevice
 
     import parallel_keras as pk
     from parallel_keras.backends.torch import model as placed
 
-    ROOMS = (optimizers, kinds, losses)
+    ROOMS = (optimizers, own_optimizers, kinds, losses)
     # What needs several processes, or is of TensorFlow, has its tests elsewhere.
     CASES = [c for room in ROOMS for c in room.CASES if c.backend != "tensorflow"]
     QUICK = {name for room in ROOMS for name in room.TRACED} | {
         c.name for c in optimizers.CASES if c.name.startswith("optimizer_")
     }
+    QUICK |= {c.name for c in own_optimizers.CASES}
 else:
     CASES, QUICK = [], set()
 

@@ -92,6 +92,8 @@ class _Together(torch.overrides.TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name.startswith(_OF_THEIR_OWN):
             return function(*args, **kwargs)
+        if name.startswith("_foreach"):
+            return _by_devices(function, *args, **kwargs)
         leaves = [_tensor(leaf) for leaf in tree.flatten((args, kwargs))]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         # Numbers in host memory go with any device.
@@ -113,8 +115,38 @@ def _tensor(leaf):
     return leaf.value if isinstance(leaf, keras.Variable) else leaf
 
 
-# What may be given several devices. A list of tensors is grouped by who calls.
-_OF_THEIR_OWN = ("copy_", "to", "__set__", "set_", "_foreach")
+def _by_devices(function, tensors, *args, **kwargs):
+    """One of torch's functions of lists of tensors, called once for each device.
+
+    Args:
+        function: The function.
+        tensors: List of tensors: each is computed with where it is.
+        *args, **kwargs: Lists as long, and what goes with all of `tensors`.
+    """
+    devices = [tensor.device for tensor in tensors]
+    if len(set(devices)) == 1:
+        return function(tensors, *args, **kwargs)
+    results = [None] * len(devices)
+    for device in dict.fromkeys(devices):
+        numbers = [number for number, other in enumerate(devices) if other == device]
+
+        def chosen(value, numbers=numbers, device=device):
+            if isinstance(value, (list, tuple)) and len(value) == len(devices):
+                value = [value[number] for number in numbers]
+            return tree.map_structure(lambda leaf: moved(leaf, device), value)
+
+        found = function(
+            chosen(tensors),
+            *map(chosen, args),
+            **{name: chosen(value) for name, value in kwargs.items()},
+        )
+        for number, result in zip(numbers, found or (), strict=False):
+            results[number] = result
+    return None if getattr(function, "__name__", "").endswith("_") else results
+
+
+# What may be given several devices.
+_OF_THEIR_OWN = ("copy_", "to", "__set__", "set_")
 _WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__")
 
 

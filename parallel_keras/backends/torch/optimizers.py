@@ -3,13 +3,16 @@
 Each update runs once per device, on that device's variables, with the optimizer's
 own scalars (iterations, learning rate, what Nadam multiplies up) there for as long.
 What looks at all gradients at once (their global norm, whether they are finite) adds
-scalars up, not gradients.
+scalars up, not gradients. What the user has written runs once, with all variables, on the
+current device.
 """
+
+import itertools
 
 import keras
 import torch
 
-from parallel_keras import keras_internals
+from parallel_keras import features, keras_internals
 
 
 class PlacedOptimizer:
@@ -26,9 +29,15 @@ class PlacedOptimizer:
         self.cls = type(optimizer)
 
     def methods(self):
-        """Dict from a method's name to the function that replaces it."""
+        """Dict from a method's name to the function that replaces it, where it is Keras's."""
         if hasattr(self.optimizer, "check_finite"):
-            return {"check_finite": self.check_finite}
+            found = {"check_finite": self.check_finite}
+        else:
+            found = self._of_a_leaf()
+        own = features.own_methods(self.optimizer)
+        return {name: method for name, method in found.items() if name not in own}
+
+    def _of_a_leaf(self):
         return {
             "apply": self.apply,
             "_backend_update_step": self.update,
@@ -54,8 +63,9 @@ class PlacedOptimizer:
             rate = learning_rate
             if isinstance(rate, (torch.Tensor, keras.Variable)):
                 rate = keras.ops.convert_to_tensor(rate)
-            chosen = [grads[i] for i in numbers], [variables[i] for i in numbers]
-            self.cls._backend_update_step(self.optimizer, *chosen, rate)
+            chosen = [variables[i] for i in numbers]
+            found = [grads[i].to(self.place(variables[i])) for i in numbers]
+            self.cls._backend_update_step(self.optimizer, found, chosen, rate)
 
         self._on_each_device(variables, update)
 
@@ -84,7 +94,7 @@ class PlacedOptimizer:
 
     def accumulate(self, grads, accumulators):
         for gradient, accumulator in zip(grads, accumulators, strict=True):
-            accumulator._value.add_(gradient)
+            accumulator._value.add_(gradient.to(accumulator._value.device))
 
     def clip(self, grads):
         limit = self.optimizer.global_clipnorm
@@ -121,20 +131,39 @@ class PlacedOptimizer:
         """Call a function of the numbers of the variables of a device, for each device."""
         places = [self.place(v) for v in variables]
         scalars = keras_internals.own_scalars(self.optimizer)
+        own = {id(v) for v in features.own_numbers(self.optimizer)}
         originals = [v._value for v in scalars]
         starts = [value.detach().clone() for value in originals]
         before = keras_internals.torch_device()
         try:
-            for place in dict.fromkeys(places):
+            for place, numbers in _together(places, in_order=bool(own)):
                 keras_internals.set_torch_device(place)
-                # Each device starts from the same numbers, whichever came first.
+                # Each device starts from the same numbers, whichever came first: Keras moves
+                # its own once for any variables, the user's go on from variable to variable.
                 for variable, start in zip(scalars, starts, strict=True):
-                    copy = start.to(place, copy=True)
+                    copy = (variable._value if id(variable) in own else start).to(place, copy=True)
                     variable._value = torch.nn.Parameter(copy, requires_grad=False)
-                function([i for i, other in enumerate(places) if other == place])
+                function(numbers)
         finally:
             keras_internals.set_torch_device(before)
             with torch.no_grad():
                 for variable, original in zip(scalars, originals, strict=True):
                     new, variable._value = variable._value, original
                     original.copy_(new)
+
+
+def _together(places, in_order):
+    """Pairs of a place and the numbers of what is there, one for each place.
+
+    Args:
+        places: List of strings.
+        in_order: Bool. Whether the numbers have to come in their order, and a place as often
+            as that needs.
+    """
+    if in_order:
+        runs = itertools.groupby(range(len(places)), key=places.__getitem__)
+        return [(place, list(numbers)) for place, numbers in runs]
+    return [
+        (place, [i for i, other in enumerate(places) if other == place])
+        for place in dict.fromkeys(places)
+    ]

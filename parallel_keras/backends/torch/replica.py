@@ -7,7 +7,7 @@ is what this rank's rows added, for the caller to sum.
 
 import torch
 
-from parallel_keras import keras_internals
+from parallel_keras import features, keras_internals
 from parallel_keras.backends.torch.gradients import GradientReducer
 from parallel_keras.backends.torch.laps import Laps
 from parallel_keras.backends.torch.moments import SharedMoments
@@ -212,13 +212,13 @@ class _Accumulator:
 
     @classmethod
     def of(cls, optimizer):
-        # A loss-scaling optimizer checks each step's gradient for overflow,
-        # which needs the global one: there nothing is saved.
-        if getattr(optimizer, "gradient_accumulation_steps", None) and not hasattr(
-            optimizer, "inner_optimizer"
-        ):
-            return cls(optimizer)
-        return None
+        if not getattr(optimizer, "gradient_accumulation_steps", None):
+            return None
+        # A loss-scaling optimizer checks each step's gradient for overflow, and one of the
+        # user's own may look at it: that needs the global one, and nothing is saved.
+        if hasattr(optimizer, "inner_optimizer") or features.own_methods(optimizer):
+            return None
+        return cls(optimizer)
 
     def is_update_step(self):
         steps = self.optimizer.gradient_accumulation_steps
