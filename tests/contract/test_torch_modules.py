@@ -92,9 +92,10 @@ def test_batch_norm_in_a_step_of_the_models_own(strategy):
         fit(each, **data, **OPTIONS)
     compare("torch_norm_step", strategy, state(plain), state(model))
     mean, variance, batches = modules.buffers(model).values()
-    torch.testing.assert_close(mean, modules.buffers(plain)["1.running_mean"], atol=1e-6, rtol=0)
+    expected = modules.buffers(plain)
+    torch.testing.assert_close(mean, expected["0.running_mean"], atol=1e-6, rtol=0)
     assert (variance != 1).all()
-    assert int(batches) == 6
+    assert int(batches) == int(expected["0.num_batches_tracked"]) >= 6
     spread = model.predict(data["x"], verbose=0)
     model.set_strategy(None)
     np.testing.assert_allclose(model.predict(data["x"], verbose=0), spread, atol=1e-6)
@@ -108,7 +109,9 @@ class _Writes(keras.callbacks.Callback):
         if batch == 1:
             norm.running_mean.fill_(0.25)
         if batch == 2:
+            norm.momentum = 1.0
             norm.train()(torch.ones(4, modules.FEATURES) * torch.arange(4.0)[:, None])
+            norm.momentum = 0.0
         if batch == 3:
             norm.running_var = torch.full((modules.FEATURES,), 2.0)
 
@@ -176,6 +179,7 @@ SPREAD = ["data=3", "pipeline=2"]
 )
 def test_what_cannot_be_exact_is_refused(build, words, strategy):
     model = make(getattr(modules, build), compiled()(), None)
+    model.evaluate(**rows.classes(n=4), verbose=0)  # Keras builds the rest by a call
     pk.parallelize(model, strategy)
     before = [np.array(w) for w in model.get_weights()]
     held = modules.buffers(model)

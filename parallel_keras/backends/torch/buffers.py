@@ -105,6 +105,29 @@ def _modules(layer):
             yield f"{name}.", module
 
 
+class Held:
+    """The buffers of a model as they are, to be put back.
+
+    Args:
+        model: A Keras model.
+    """
+
+    def __init__(self, model):
+        self._held = [
+            (buffer, buffer._value, None if buffer._value is None else buffer._value.clone())
+            for layer in keras_internals.flatten_layers(model)
+            for buffer in buffers_of_layer(layer)
+        ]
+
+    def restore(self):
+        """Put them back."""
+        for buffer, tensor, numbers in self._held:
+            buffer.put(tensor)
+            if tensor is not None:
+                with torch.no_grad():
+                    tensor.copy_(numbers)
+
+
 @contextlib.contextmanager
 def as_in_training(model):
     """Inside, wrapped modules say that they are in training.

@@ -70,11 +70,7 @@ class Kept:
         self._random = torch.get_rng_state()
         self._of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         self._states, self._tensors = [], []
-        self._buffers = [
-            (buffer, buffer._value, None if buffer._value is None else buffer._value.clone())
-            for layer in keras_internals.flatten_layers(model)
-            for buffer in buffers.buffers_of_layer(layer)
-        ]
+        self._buffers = buffers.Held(model)
         for layer in keras_internals.flatten_layers(model):
             for value in vars(layer).values():
                 if isinstance(value, torch.Tensor):
@@ -99,15 +95,26 @@ class Kept:
             torch.cuda.set_rng_state_all(self._of_gpus)
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
+        self._buffers.restore()
         with torch.no_grad():
             for tensor, value in self._tensors:
                 tensor.copy_(value)
-            for buffer, tensor, value in self._buffers:
-                buffer.put(tensor)
-                if tensor is not None:
-                    tensor.copy_(value)
         for holder, state in self._states:
             holder.load_state_dict(copy.deepcopy(state))
+
+
+@contextlib.contextmanager
+def traced(model):
+    """Surrounds a call for shapes only, in which a module computes with its buffers all the same.
+
+    Args:
+        model: A Keras model.
+    """
+    held = buffers.Held(model)
+    try:
+        yield
+    finally:
+        held.restore()
 
 
 @contextlib.contextmanager
