@@ -271,7 +271,10 @@ FEATURES = {
     "raw_variable": Feature(
         "a raw `tf.Variable` in a layer",
         "Make it with `self.add_weight(...)` or `keras.Variable(...)`.",
-        _data("it is not copied to the replicas", ("tensorflow",)),
+        {
+            **_data("it is not copied to the replicas", ("tensorflow",)),
+            **_pipeline("it would be written once for each micro-batch", ("tensorflow",)),
+        },
     ),
     "ragged": Feature(
         "ragged or sparse tensors in a batch",

@@ -9,7 +9,7 @@ import inspect
 import keras
 from keras import tree
 
-from parallel_keras import keras_internals
+from parallel_keras import keras_internals, raw_variables
 
 _MAKERS = ("make_train_function", "make_test_function", "make_predict_function")
 # Keras's two names for the mean over the rows.
@@ -149,9 +149,9 @@ def _of_layer(layer):
         yield "batch_renorm", f"layer {layer.name}"
     if not isinstance(layer, keras.Model) and keras_internals.own_metrics(layer):
         yield "layer_metric", f"layer {layer.name} ({type(layer).__name__})"
-    for attribute, value in vars(layer).items():
-        if keras_internals.is_raw_tf_variable(value):
-            yield "raw_variable", f"layer {layer.name}, attribute {attribute}"
+    is_of_keras = is_keras(type(layer)) and not isinstance(layer, keras.layers.Lambda)
+    for attribute in raw_variables.of_layer(layer, is_of_keras):
+        yield "raw_variable", f"layer {layer.name}, attribute {attribute}"
 
 
 def _untracked_modules(layer):
