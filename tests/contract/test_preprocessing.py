@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import rows
 from cases import compiled
-from harness import compare, fit, make, state
+from harness import LONG_WHERE_TRACED, compare, fit, make, state
 from keras import layers
 
 OPTIONS = {"epochs": 2, "verbose": 0, "shuffle": False}
@@ -86,6 +86,7 @@ def _record(build, strategy, data, x):
     return {"history": history, **state(model), "predict": model.predict(x, verbose=0)}
 
 
+@LONG_WHERE_TRACED
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_in_a_pipeline_of_tf_data(name, strategy):
@@ -108,7 +109,13 @@ def test_in_a_pipeline_of_tf_data(name, strategy):
 
 @pytest.mark.backend("tensorflow")
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "text_vectorization" else [pytest.mark.long])
+        for name in LAYERS
+    ],
+)
 def test_inside_of_a_model(name, strategy):
     import tensorflow as tf
 
@@ -127,7 +134,9 @@ def test_inside_of_a_model(name, strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("mode", ["adapted", "given"])
+@pytest.mark.parametrize(
+    "mode", ["adapted", pytest.param("given", marks=pytest.mark.long("tensorflow"))]
+)
 def test_normalization(mode, strategy):
     data = rows.classes()
     shifted = data["x"] * 3 + 1
@@ -151,6 +160,7 @@ def test_normalization(mode, strategy):
     compare(f"normalization_{mode}", strategy, *records)
 
 
+@LONG_WHERE_TRACED
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_normalization_that_is_adapted_anew_in_between(strategy):
     """Keras asks for `compile` after it."""
