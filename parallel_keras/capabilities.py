@@ -247,18 +247,34 @@ FEATURES = {
         "Train in float32, bfloat16 or float16.",
         _spread("the maxima of the parts of a batch are not combined"),
     ),
-    "torch_module": Feature(
-        "a `torch.nn.Module` as a layer",
+    "torch_buffer": Feature(
+        "a `torch.nn.Module`, or a layer with a buffer of torch, whose buffers change in training",
         "Build the layer from Keras layers and `keras.ops`.",
-        {
-            **_data("its buffers would drift apart on the replicas", ("torch",)),
-            **_pipeline("its buffers would move with each micro-batch", ("torch",)),
-        },
+        _pipeline("they would move with each micro-batch", ("torch",)),
+    ),
+    "torch_sync_batch_norm": Feature(
+        "a `torch.nn.SyncBatchNorm`",
+        "Use `keras.layers.BatchNormalization(synchronized=True)`.",
+        _spread("it would look for a process group of its own", ("torch",)),
+    ),
+    "torch_weight_hook": Feature(
+        "a weight that a hook of torch computes anew at each call (`torch.nn.utils.spectral_norm`, "
+        "`torch.nn.utils.weight_norm`)",
+        "Use `torch.nn.utils.parametrizations`.",
+        _spread("the tensor that it leaves behind cannot be sent to the workers", ("torch",)),
+    ),
+    "torch_untracked_module": Feature(
+        "a `torch.nn.Module` that Keras does not see, in a list or a dict of a layer",
+        "Make it an attribute of the layer, or put it into a `torch.nn.ModuleList` that is one.",
+        _spread("its state is not that of the model", ("torch",)),
     ),
     "raw_variable": Feature(
         "a raw `tf.Variable` in a layer",
         "Make it with `self.add_weight(...)` or `keras.Variable(...)`.",
-        _data("it is not copied to the replicas", ("tensorflow",)),
+        {
+            **_data("it is not copied to the replicas", ("tensorflow",)),
+            **_pipeline("it would be written once for each micro-batch", ("tensorflow",)),
+        },
     ),
     "ragged": Feature(
         "ragged or sparse tensors in a batch",

@@ -9,7 +9,7 @@ import inspect
 import keras
 from keras import tree
 
-from parallel_keras import keras_internals
+from parallel_keras import keras_internals, raw_variables
 
 _MAKERS = ("make_train_function", "make_test_function", "make_predict_function")
 # Keras's two names for the mean over the rows.
@@ -152,18 +152,50 @@ def _name(loss):
 
 
 def _of_layer(layer):
-    kinds = {base.__name__ for base in type(layer).__mro__}
-    if "TorchModuleWrapper" in kinds:
-        yield "torch_module", f"layer {layer.name} ({type(layer).__name__})"
+    if is_torch_module(layer):
+        for name, module in layer.module.named_modules():
+            yield from _of_torch_module(module, f"{name or 'the module'} of layer {layer.name}")
+    for name in _untracked_modules(layer):
+        yield "torch_untracked_module", f"layer {layer.name}, attribute {name}"
     if isinstance(layer, keras.layers.RNN) and layer.stateful:
         yield "stateful_rnn", f"layer {layer.name}"
     if isinstance(layer, keras.layers.BatchNormalization) and layer.renorm:
         yield "batch_renorm", f"layer {layer.name}"
     if not isinstance(layer, keras.Model) and keras_internals.own_metrics(layer):
         yield "layer_metric", f"layer {layer.name} ({type(layer).__name__})"
-    for attribute, value in vars(layer).items():
-        if keras_internals.is_raw_tf_variable(value):
-            yield "raw_variable", f"layer {layer.name}, attribute {attribute}"
+    is_of_keras = is_keras(type(layer)) and not isinstance(layer, keras.layers.Lambda)
+    for attribute in raw_variables.of_layer(layer, is_of_keras):
+        yield "raw_variable", f"layer {layer.name}, attribute {attribute}"
+
+
+def _untracked_modules(layer):
+    """The names under which a layer holds modules of torch that Keras does not see."""
+    if keras.backend.backend() != "torch":
+        return
+    for name, value in vars(layer).items():
+        if isinstance(value, (list, tuple, dict)) and name != "_modules":
+            inside = value.values() if isinstance(value, dict) else value
+            if any(_is_bare_torch_module(one) for one in inside):
+                yield name
+    if not is_torch_module(layer):
+        for name, module in layer._modules.items():  # as `add_module` puts them there
+            if name != "_torch_params" and _is_bare_torch_module(module):
+                yield name
+
+
+def _is_bare_torch_module(value):
+    return not isinstance(value, keras_internals.KerasSaveable) and any(
+        base.__module__ == "torch.nn.modules.module" for base in type(value).__mro__
+    )
+
+
+def _of_torch_module(module, where):
+    kinds = {base.__name__ for base in type(module).__mro__ if base.__module__.startswith("torch.")}
+    if "SyncBatchNorm" in kinds:
+        yield "torch_sync_batch_norm", f"{where} ({type(module).__name__})"
+    for hook in module._forward_pre_hooks.values():
+        if type(hook).__name__ in ("SpectralNorm", "WeightNorm") and not is_keras(hook):
+            yield "torch_weight_hook", f"{type(hook).__name__} on {where}"
 
 
 def _owner(cls, name):
@@ -176,7 +208,7 @@ def _owner(cls, name):
 
 def keeps_rows_apart(layer):
     """Whether a layer is known to compute each row's output, and loss, from that row alone."""
-    if isinstance(layer, keras.layers.Lambda):
+    if isinstance(layer, keras.layers.Lambda) or is_torch_module(layer):
         return False
     if not is_keras(type(layer)) or not is_keras(type(layer).call):
         return False
@@ -199,8 +231,16 @@ def may_be_over_rows(axes):
 
 
 def has_user_layers(model):
-    """Whether some layer's `call` is not Keras's own."""
-    return any(not is_keras(type(layer).call) for layer in keras_internals.flatten_layers(model))
+    """Whether some layer's `call` is not Keras's own, or calls a module that is not."""
+    return any(
+        not is_keras(type(layer).call) or is_torch_module(layer)
+        for layer in keras_internals.flatten_layers(model)
+    )
+
+
+def is_torch_module(layer):
+    """Whether a layer wraps a `torch.nn.Module`."""
+    return isinstance(layer, keras.layers.TorchModuleWrapper)
 
 
 def has_user_code(model):

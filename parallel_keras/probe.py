@@ -6,7 +6,8 @@ two uneven parts of them, and compare the first with the combination of the
 others. A loss or a metric that does not add up needs the whole batch; a layer, which
 sees only the rows of its device, is refused by name, before any weight changes.
 
-Everything runs under a stateless scope: no variable is touched.
+Everything runs under a stateless scope: no variable is touched. What a backend holds
+beside them, as the buffers of `torch.nn` modules, is put back.
 """
 
 import contextlib
@@ -18,7 +19,15 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from parallel_keras import backends, batch, capabilities, features, keras_internals
+from parallel_keras import (
+    backends,
+    batch,
+    capabilities,
+    features,
+    keras_internals,
+    resting,
+    step_state,
+)
 
 # Rows are cut as 4 + 3: uneven, so that a mean of means shows.
 MAX_ROWS = 7
@@ -99,9 +108,15 @@ def probe(model, strategy, x, y=None, sample_weight=None):
     def refuse(feature, received):
         capabilities.check(feature, strategy, backends.name(), received)
 
-    with tolerance_of(model):
-        y_pred, summed = _probe_forward(model, data, parts, shares, refuse)
-        found = _probe_compiled(model, data, y_pred, parts, shares, refuse)
+    scope = backends.room("step_scope")
+    kept, rest = scope.Kept(model), resting.Rest()
+    try:
+        with tolerance_of(model), scope.layers_at_rest(rest):
+            forward = _Forward(model, kept, rest)
+            y_pred, summed = _probe_forward(forward, data, parts, shares, refuse)
+            found = _probe_compiled(model, data, y_pred, parts, shares, refuse)
+    finally:
+        kept.restore()
     return found._replace(summed=summed)
 
 
@@ -175,35 +190,71 @@ def _makes_masks(model):
 # ---- losses and state of the forward pass -----------------------------------
 
 
-def _probe_forward(model, data, parts, shares, refuse):
+def _probe_forward(forward, data, parts, shares, refuse):
     """Run the model; compare its outputs, `add_loss` terms and the state of its layers.
 
     Returns:
         The outputs, and the keys of the `add_loss` terms that are sums over the rows.
     """
-    layers = _unknown_layers(model)
+    model, layers = forward.model, forward.layers
     # A random draw differs between the whole and the parts, which says
     # nothing: such a model is compared with its random layers at rest.
     training = not any(_is_random(layer) for layer in keras_internals.flatten_layers(model))
-    whole, y_pred = _forward(model, data, layers, training)
+    whole, y_pred = forward(data, training)
+    if training and forward.kept.has_drawn():
+        training = False
+        whole, y_pred = forward(data, training)
     if not layers and not keras_internals.has_bare_operations(model):
         return y_pred, frozenset()
-    outcomes = [_forward(model, _take(data, part), layers, training) for part in parts]
+    outcomes = [forward(_take(data, part), training) for part in parts]
     pieces = [outcome for outcome, _ in outcomes]
     # Statistics of a batch are per device by definition, but only in training.
     of_rows = [(whole, y_pred), *outcomes]
     rests = not training
     if training and any(_has_statistics(x) for x in keras_internals.flatten_layers(model)):
         rests = True
-        of_rows = _forward_on_all(model, data, parts, layers, training=False)
+        of_rows = forward.on_all(data, parts, training=False)
     _probe_outputs([outputs for _, outputs in of_rows], layers, refuse)
     summed = _probe_added(model, [outcome for outcome, _ in of_rows], parts, shares, refuse)
-    summed |= _probe_others_added(model, data, parts, shares, of_rows[0][0], rests, refuse)
+    summed |= _probe_others_added(forward, data, parts, shares, of_rows[0][0], rests, refuse)
     for key, (label, value) in whole.state.items():
         values = [piece.state[key][1] for piece in pieces if key in piece.state]
         if len(values) < len(pieces) or not _close(value, _mean(values, shares)):
             refuse("batch_state", f"variable {label}")
+    if forward.others:
+        in_training = [whole, *pieces]
+        if not training:
+            in_training = [one for one, _ in forward.on_all(data, parts, training=True)]
+        _probe_others(in_training, shares, training, refuse)
+        for path, _, _ in forward(data, training=False)[0].others.values():
+            refuse("batch_state", f"{path} changes in inference")
     return y_pred, summed
+
+
+def _probe_others(outcomes, shares, are_exact, refuse):
+    """Compare what is in no Keras variable after all rows with what it is after parts of them.
+
+    Args:
+        outcomes: Of all rows, then of the parts.
+        shares: Of the parts.
+        are_exact: Bool. Whether no random draws hide what fractions come to.
+        refuse: Function of a feature and what was met.
+    """
+    found = [outcome.others for outcome in outcomes]
+    for key in {key for others in found for key in others}:
+        path, before, _ = next(others[key] for others in found if key in others)
+        refuse("torch_buffer", path)
+        whole, *parts = (others[key][2] if key in others else before for others in found)
+        if any(
+            part.shape != before.shape or part.dtype != before.dtype for part in (whole, *parts)
+        ):
+            refuse("batch_state", f"{path} gets another shape or type")
+        if before.dtype.kind in "fc":
+            is_mean = not are_exact or _close(whole, _mean(parts, shares))
+        else:
+            is_mean = all(np.array_equal(part, whole) for part in parts)
+        if not is_mean:
+            refuse("batch_state", path)
 
 
 def _probe_added(model, outcomes, parts, shares, refuse, known=()):
@@ -224,19 +275,19 @@ def _probe_added(model, outcomes, parts, shares, refuse, known=()):
     return frozenset(summed)
 
 
-def _probe_others_added(model, data, parts, shares, seen, rests, refuse):
+def _probe_others_added(forward, data, parts, shares, seen, rests, refuse):
     """The same for terms that are added only in training, or only at rest."""
-    layers = _unknown_layers(model)
+    model = forward.model
     if not _takes_training(model):
         return frozenset()
-    other, _ = _forward(model, data, layers, training=rests)
+    other, _ = forward(data, training=rests)
     unknown = other.losses.keys() - seen.losses.keys()
     if unknown and rests:
         text = "it is added in training only, where random draws or statistics hide what it is"
         _refuse_added(model, min(unknown), text, refuse)
     if not unknown:
         return frozenset()
-    outcomes = _forward_on_all(model, data, parts, layers, training=rests)
+    outcomes = forward.on_all(data, parts, training=rests)
     known = seen.losses.keys()
     return _probe_added(model, [one for one, _ in outcomes], parts, shares, refuse, known)
 
@@ -248,12 +299,6 @@ def _refuse_added(model, key, text, refuse):
 
 def _kind_and_name(layer):
     return f"layer {layer.name} ({type(layer).__name__})"
-
-
-def _forward_on_all(model, data, parts, layers, training):
-    """What `_forward` gives for all rows, then for each part of them."""
-    of_parts = (_take(data, part) for part in parts)
-    return [_forward(model, rows, layers, training) for rows in (data, *of_parts)]
 
 
 def _probe_outputs(outputs, layers, refuse):
@@ -279,29 +324,72 @@ def sum_rows(parts):
 
 
 class _Outcome:
-    """What one forward pass left behind: what each layer added to the loss, and new states."""
+    """What one forward pass left behind: what each layer added to the loss, and new states.
 
-    def __init__(self, losses, state):
+    Attributes:
+        losses: Dict of what was added, by key.
+        state: Dict from the id of a variable that was assigned to its path and value.
+        others: Dict from the id of other state that was written to its path, and its value
+            before and after.
+    """
+
+    def __init__(self, losses, state, others):
         self.losses = losses
         self.state = state
+        self.others = others
 
 
-def _forward(model, data, layers, training):
-    x = data[0]
-    with keras_internals.ObservingScope() as scope:
-        with keras_internals.no_gradient():
-            y_pred = model(x, training=training) if _takes_training(model) else model(x)
-            added = keras_internals.added_by_layers(model)
-            losses = {key: _numpy(loss) for key, loss in added.items()}
-        state = {}
-        metric_ids = {id(v) for metric in model.metrics for v in metric.variables}
-        for layer in layers:
-            for variable in keras_internals.own_state(layer):
-                value = scope.assigned_value(variable)
-                if value is not None and id(variable) not in metric_ids:
-                    state[id(variable)] = (variable.path, _numpy(value))
-    keras_internals.clear_losses(model)
-    return _Outcome(losses, state), y_pred
+class _Forward:
+    """Forward passes of a model, each from the same state.
+
+    Attributes:
+        layers: Those that are not known to keep the rows apart.
+        others: Dict from the id of each thing with state that is no Keras variable to its
+            path and value.
+    """
+
+    def __init__(self, model, kept, rest):
+        self.model, self.kept, self.rest = model, kept, rest
+        self.layers = _unknown_layers(model)
+        self.others = self._others()
+
+    def _others(self):
+        found = backends.room("step_scope").other_state(self.model)
+        return {id(one): (one.path, step_state.as_array(one)) for one in found}
+
+    def __call__(self, data, training):
+        """One pass; returns an `_Outcome` and the outputs."""
+        model, x = self.model, data[0]
+        self.kept.restore()
+        self.rest.begin()
+        with keras_internals.ObservingScope() as scope:
+            with keras_internals.no_gradient():
+                y_pred = model(x, training=training) if _takes_training(model) else model(x)
+                added = keras_internals.added_by_layers(model)
+                losses = {key: _numpy(loss) for key, loss in added.items()}
+            state = {}
+            metric_ids = {id(v) for metric in model.metrics for v in metric.variables}
+            for layer in self.layers:
+                for variable in keras_internals.own_state(layer):
+                    value = scope.assigned_value(variable)
+                    if value is not None and id(variable) not in metric_ids:
+                        state[id(variable)] = (variable.path, _numpy(value))
+        keras_internals.clear_losses(model)
+        return _Outcome(losses, state, self._written()), y_pred
+
+    def on_all(self, data, parts, training):
+        """What a pass gives for all rows, then for each part of them."""
+        of_parts = (_take(data, part) for part in parts)
+        return [self(rows, training) for rows in (data, *of_parts)]
+
+    def _written(self):
+        nothing = np.zeros(0)
+        before = {key: value for key, (_, value) in self.others.items()}
+        return {
+            key: (path, before.get(key, nothing), value)
+            for key, (path, value) in self._others().items()
+            if not step_state.same(value, before.get(key, nothing))
+        }
 
 
 def _takes_training(model):

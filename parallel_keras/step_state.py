@@ -80,6 +80,7 @@ def state_of(model):
     """All variables that a step may write."""
     found = keras_internals.every_variable(model)
     found += [v for metric in keras_internals.every_metric(model) for v in metric.variables]
+    found += backends.room("step_scope").other_state(model)
     state = keras_internals.global_seed_state()
     return found if state is None else [*found, state]
 

@@ -259,7 +259,8 @@ def _names(call):
 
 def graph_of(model, strategy, inputs, training):
     try:
-        graph = keras_internals.graph_of_model(model, inputs, training)
+        with backends.room("step_scope").traced(model):
+            graph = keras_internals.graph_of_model(model, inputs, training)
     except UnsupportedError:
         raise
     except Exception as error:

@@ -4,7 +4,7 @@ import dataclasses
 
 import keras
 
-from parallel_keras import keras_internals
+from parallel_keras import backends, keras_internals
 from parallel_keras.costs import rules as cost_rules
 from parallel_keras.costs import trace as cost_trace
 from parallel_keras.costs.flops import flops
@@ -73,7 +73,8 @@ def operations_and_costs(model, batch_size, input_shape=None, open_size=None):
         raise ValueError(
             f"`batch_size` is an integer of one or more. Received: batch_size={batch_size!r}"
         )
-    lines = cost_trace.trace(model, batch_size, input_shape, open_size)
+    with backends.room("step_scope").traced(model):
+        lines = cost_trace.trace(model, batch_size, input_shape, open_size)
     trained = model.trainable_variables
     slots = slot_bytes(getattr(model, "optimizer", None), trained)
     slots = {id(variable): size for variable, size in zip(trained, slots, strict=True)}

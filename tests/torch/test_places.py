@@ -130,3 +130,31 @@ def test_operations_of_a_subclass(devices):
         history = harness.fit(model, **rows.classes(), batch_size=16, epochs=2, verbose=0)
         records.append({"history": history, **harness.state(model)})
     harness.compare("subclass_operations", "model", *records)
+
+
+def _with_a_norm():
+    x = keras.Input((6,))
+    with pk.place(0):
+        y = layers.Dense(6, activation="tanh")(x)
+    with pk.place(1):
+        # Without weights: here a weight that moves is another one, of which a module does not know.
+        norm = torch.nn.BatchNorm1d(6, affine=False)
+        y = layers.TorchModuleWrapper(norm, output_shape=(None, 6), name="norm")(y)
+        y = layers.Dense(3, activation="softmax")(y)
+    return keras.Model(x, y)
+
+
+def test_buffers_are_where_their_layer_is(devices):
+    arguments = {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"}
+    records = []
+    for strategy in (None, "model"):
+        model = harness.make(_with_a_norm, dict(arguments), strategy)
+        module = model.get_layer("norm").module
+        if strategy:
+            assert {str(buffer.device) for buffer in module.buffers()} == {"cpu:2"}
+        history = harness.fit(model, **rows.classes(48), batch_size=16, epochs=2, verbose=0)
+        model.set_strategy(None) if strategy else None
+        assert {str(buffer.device) for buffer in module.buffers()} == {"cpu"}
+        held = [buffer.numpy() for buffer in module.buffers()]
+        records.append({"history": history, **harness.state(model), "buffers": held})
+    harness.compare("placed_buffers", "model", *records)

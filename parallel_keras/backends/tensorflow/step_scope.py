@@ -32,14 +32,33 @@ def gradients_left(model):
     return []
 
 
+def other_state(model):
+    """State of a model that is in no Keras variable: none that is known."""
+    return []
+
+
 class Kept:
     """What TensorFlow holds of a model beside its variables, to be put back: nothing."""
 
     def __init__(self, model):
         pass
 
+    def has_drawn(self):
+        """Whether numbers were drawn since that a layer's own draws do not tell of."""
+        return False
+
     def restore(self):
         """Put it back."""
+
+
+def traced(model):
+    """Surrounds a call for shapes only, which changes nothing here."""
+    return contextlib.nullcontext()
+
+
+def layers_at_rest(rest):
+    """Have the draws of a framework's own layers be at rest: there are none here."""
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

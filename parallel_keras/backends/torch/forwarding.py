@@ -12,7 +12,7 @@ import keras
 from keras import tree
 
 from parallel_keras import features, keras_internals
-from parallel_keras.backends.torch import remote
+from parallel_keras.backends.torch import buffers, remote
 from parallel_keras.backends.torch.reducers import BOOKKEEPING
 from parallel_keras.backends.torch.shipping import broadcast
 
@@ -45,11 +45,13 @@ class Forwarder:
         self._sizes = [len(vars(holder)) for holder in self.holders]
         self._flags = [v.trainable for v in variables]
         self._values = [v._value for v in variables]
+        self._buffers = [n for n, v in enumerate(variables) if isinstance(v, buffers.Buffer)]
         self.taken()
 
     def taken(self):
         """All ranks hold what the caller holds now."""
         self._versions = remote.versions(self._values)
+        self._marks = {n: buffers.mark(self.variables[n]) for n in self._buffers}
 
     def taken_of(self, variables):
         """The same for some variables only: others may have been written meanwhile."""
@@ -76,15 +78,21 @@ class Forwarder:
             for number, (now, version) in enumerate(
                 zip(remote.versions(self._values), self._versions, strict=True)
             )
-            if now != version
+            if now != version and number not in self._marks
+        ] + [
+            number
+            for number, marked in self._marks.items()
+            if buffers.is_written(self.variables[number], marked)
         ]
 
     def changed_attributes(self):
         """Plain attributes that were written since the last look, as (holder, key, value).
 
-        `None` where one of them is no longer a plain value: the model has to be
-        compared whole.
+        `None` where one of them is no longer a plain value, or a buffer is another tensor:
+        the model has to be compared whole.
         """
+        if any(self.variables[n]._value is not tensor for n, (tensor, _) in self._marks.items()):
+            return None
         changed = []
         for entry in self._plain:
             number, key, members, value = entry

@@ -14,6 +14,7 @@ from keras import tree
 from parallel_keras import devices as device_names
 from parallel_keras import keras_internals
 from parallel_keras.backends import laid_out
+from parallel_keras.backends.torch import buffers
 from parallel_keras.backends.torch.devices import torch_device
 from parallel_keras.backends.torch.optimizers import PlacedOptimizer
 
@@ -73,6 +74,21 @@ class Lowering(laid_out.LaidOut):
             tensor.grad = None
             tensor.data = tensor.data.to(target)
         return False  # the same parameter
+
+    def detach(self):
+        super().detach()
+        self._move_buffers(lambda layer: keras_internals.default_torch_device())
+
+    def _settle(self):
+        super()._settle()
+        self._move_buffers(lambda layer: self.places[self.numbers.get(id(layer), 0)])
+
+    def _move_buffers(self, place_of_layer):
+        for layer in keras_internals.flatten_layers(self.model):
+            for buffer in buffers.buffers_of_layer(layer):
+                tensor, target = buffer._value, torch.device(place_of_layer(layer))
+                if tensor is not None and tensor.device != target:
+                    buffer.put(tensor.to(target))
 
     def tune_optimizer(self, optimizer):
         if not self.several:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_keras import capabilities, keras_internals
+from parallel_keras.backends.torch import buffers
 from parallel_keras.strategies import DataParallel
 
 # Ranks compute with different numbers of threads, so sums may differ in their last bits.
@@ -43,18 +44,24 @@ class StateWatch:
             for number, v in enumerate(variables)
             if id(v) not in seeds and v._value is not None and v._value.numel()
         ]
-        self._versions: dict = {}
+        self._marks: dict = {}
+        self._tensors: dict = {}  # of the buffers, when the step began
         self._changed: set = set()
 
     def begin(self):
         """A step begins."""
         self._changed = set()
         self._mark()
+        self._tensors = {
+            number: self.variables[number]._value
+            for number in self._watched
+            if isinstance(self.variables[number], buffers.Buffer)
+        }
 
     def before_update(self):
         """What has changed until now, the step itself has changed."""
-        for number, version in self._versions.items():
-            if self.variables[number]._value._version != version:
+        for number, marked in self._marks.items():
+            if buffers.is_written(self.variables[number], marked):
                 self._changed.add(number)
 
     def after_update(self):
@@ -69,6 +76,9 @@ class StateWatch:
             steady: Set of the numbers of variables that are equal by themselves.
         """
         self.before_update()
+        for number, tensor in self._tensors.items():
+            if not self.variables[number].settle(tensor):
+                self._refuse(number, "has another shape or type after it")
         changed = self._changed_anywhere()
         averaged: list = []
         checked: list = []
@@ -83,7 +93,7 @@ class StateWatch:
                 self._average(averaged, share)
 
     def _mark(self):
-        self._versions = {n: self.variables[n]._value._version for n in self._watched}
+        self._marks = {n: buffers.mark(self.variables[n]) for n in self._watched}
 
     def _changed_anywhere(self):
         if not self._watched:
@@ -114,12 +124,15 @@ class StateWatch:
             numbers, values, (apart > _TOLERANCE * head[2]).tolist(), strict=True
         ):
             if wrong or (not value.is_floating_point() and apart[numbers.index(number)] != 0):
-                capabilities.check(
-                    "step_state",
-                    DataParallel(self.world_size),
-                    "torch",
-                    f"variable {self.variables[number].path} differs from replica to replica",
-                )
+                self._refuse(number, "differs from replica to replica")
+
+    def _refuse(self, number, what):
+        capabilities.check(
+            "step_state",
+            DataParallel(self.world_size),
+            "torch",
+            f"variable {self.variables[number].path} {what}",
+        )
 
 
 def _sum_of(value):

@@ -11,6 +11,7 @@ from collections import OrderedDict
 
 import keras
 import torch
+from torch.nn.utils import parametrize
 
 from parallel_keras import keras_internals
 
@@ -63,6 +64,9 @@ def reduce_keras(obj):
         # evaluate, and nothing here reads it.
         maker, arguments, state = obj.__reduce_ex__(4)[:3]
         return maker, arguments, {**state, "training": True}
+    if isinstance(obj, torch.nn.Module) and parametrize.is_parametrized(obj):
+        plain = type(obj).__bases__[0]
+        return _new_plain, (plain,), dict(vars(obj)), None, None, _set_parametrized
     return NotImplemented
 
 
@@ -99,6 +103,22 @@ def _store_ids(tracker):
     tracker.stored_ids = {
         name: {id(value) for value in store} for name, (_, store) in tracker.config.items()
     }
+
+
+# ---- torch modules whose weights are computed from others (spectral norm) ----
+
+
+def _set_parametrized(module, state):
+    vars(module).update(state)
+    _later(_parametrize, module)
+
+
+def _parametrize(module):
+    # nn/utils/parametrize.py of torch 2.13: a class for this one module, with a property
+    # for each such weight. torch itself pickles no instance of it.
+    parametrize._inject_new_class(module)
+    for name in module.parametrizations:
+        parametrize._inject_property(module, name)
 
 
 # ---- tracked lists, dicts and sets ----

@@ -5,7 +5,7 @@ import weakref
 from typing import Any
 
 from parallel_keras import features
-from parallel_keras.backends.torch import configuration, forwarding, shipping
+from parallel_keras.backends.torch import buffers, configuration, forwarding, shipping
 from parallel_keras.errors import WorkerError
 
 
@@ -82,7 +82,8 @@ class Shipment:
         self.stale = False
         if generation == self.generation:
             self.collect()  # what the workers hold alone would be lost
-        skeleton, tensors = shipping.split(lowering.model)
+        with buffers.as_in_training(lowering.model):
+            skeleton, tensors = shipping.split(lowering.model)
         if generation == self.generation and same and skeleton == self.skeleton:
             return
         if generation == self.generation:

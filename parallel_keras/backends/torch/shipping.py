@@ -18,6 +18,7 @@ import torch
 from keras import tree
 
 from parallel_keras import keras_internals
+from parallel_keras.backends.torch.buffers import buffers_of
 from parallel_keras.backends.torch.importing import (
     by_value_where_needed,
     inner_function,
@@ -184,14 +185,15 @@ def _bytes_of(tensor):
 def variables_of(model):
     """The model's and its optimizers' variables, in one order on all ranks.
 
-    Without those of metrics, which are combined and not made equal.
+    Without those of metrics, which are combined and not made equal; with the buffers of
+    `torch.nn` modules.
     """
     metrics = {id(v) for metric in keras_internals.every_metric(model) for v in metric.variables}
     variables = list(model.variables)
     for optimizer in keras_internals.optimizers_of(model):
         variables += keras_internals.optimizer_variables(optimizer)
     unique = {id(v): v for v in variables if id(v) not in metrics}
-    return list(unique.values())
+    return [*unique.values(), *buffers_of(model)]
 
 
 def to_device(data, device):

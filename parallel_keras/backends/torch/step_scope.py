@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from parallel_keras import keras_internals
-from parallel_keras.backends.torch import raw_optimizers
+from parallel_keras.backends.torch import buffers, raw_optimizers
 
 
 @contextlib.contextmanager
@@ -49,6 +49,11 @@ def gradients_left(model):
     ]
 
 
+def other_state(model):
+    """State that is in no Keras variable, as objects with `path`, `dtype` and `assign`."""
+    return buffers.buffers_of(model)
+
+
 def _parameters(model):
     return [v._value for v in model.variables if v._value is not None]
 
@@ -65,6 +70,7 @@ class Kept:
         self._random = torch.get_rng_state()
         self._of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         self._states, self._tensors = [], []
+        self._buffers = buffers.Held(model)
         for layer in keras_internals.flatten_layers(model):
             for value in vars(layer).values():
                 if isinstance(value, torch.Tensor):
@@ -73,6 +79,15 @@ class Kept:
                 elif hasattr(value, "load_state_dict") and not isinstance(value, torch.nn.Module):
                     self._states.append((value, copy.deepcopy(value.state_dict())))
 
+    def has_drawn(self):
+        """Whether torch has drawn random numbers since."""
+        return not torch.equal(torch.get_rng_state(), self._random) or any(
+            not torch.equal(now, then)
+            for now, then in zip(
+                torch.cuda.get_rng_state_all() if self._of_gpus else [], self._of_gpus, strict=True
+            )
+        )
+
     def restore(self):
         """Put it back."""
         torch.set_rng_state(self._random)
@@ -80,6 +95,7 @@ class Kept:
             torch.cuda.set_rng_state_all(self._of_gpus)
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
+        self._buffers.restore()
         with torch.no_grad():
             for tensor, value in self._tensors:
                 tensor.copy_(value)
@@ -88,14 +104,31 @@ class Kept:
 
 
 @contextlib.contextmanager
+def traced(model):
+    """Surrounds a call for shapes only, in which a module computes with its buffers all the same.
+
+    Args:
+        model: A Keras model.
+    """
+    held = buffers.Held(model)
+    try:
+        yield
+    finally:
+        held.restore()
+
+
+@contextlib.contextmanager
 def draws_at_rest(rest):
-    """Have torch's own draws be the same for each row.
+    """Have torch's own draws be the same for each row, and its statistics not be taken.
 
     Args:
         rest: A `resting.Rest`.
     """
     with _Draws(rest):
         yield
+
+
+layers_at_rest = draws_at_rest
 
 
 class _Draws(TorchFunctionMode):
@@ -117,6 +150,8 @@ class _Draws(TorchFunctionMode):
         if function in (torch.rand_like, torch.randn_like):
             with self.rest.awake():
                 return self._one_row_like(function, *args, **kwargs)
+        if function is torch.nn.functional.batch_norm:
+            return _normalized(*args, **kwargs)
         if function is torch.nn.functional.dropout:
             return args[0] if args else kwargs["input"]
         if function is torch.bernoulli:
@@ -140,6 +175,13 @@ class _Draws(TorchFunctionMode):
         kwargs = {"dtype": tensor.dtype, "device": tensor.device, **kwargs}
         kwargs.pop("memory_format", None)
         return self._one_row(stock, (), tensor.shape, kwargs)
+
+
+def _normalized(x, running_mean, running_var, weight=None, bias=None, training=False, *args, **kw):
+    """As `torch.nn.functional.batch_norm` does in inference."""
+    mean = x.new_zeros(x.shape[1]) if running_mean is None else running_mean
+    variance = x.new_ones(x.shape[1]) if running_var is None else running_var
+    return torch.nn.functional.batch_norm(x, mean, variance, weight, bias, False, *args, **kw)
 
 
 def _without_generator(kwargs):
