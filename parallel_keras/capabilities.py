@@ -78,8 +78,9 @@ FEATURES = {
     "step_sum": Feature(
         "a step of the model's own whose gradients are no mean over the rows of the batch",
         "Let each loss be a mean over the rows, of terms that come from one row each, clip "
-        "gradients by an argument of the optimizer (`clipnorm=`), and draw random numbers with "
-        "`keras.random`; or train this model with strategy=None.",
+        "gradients by an argument of the optimizer (`clipnorm=`, `global_clipnorm=`, "
+        "`clipvalue=`), and draw random numbers with `keras.random`; or train this model with "
+        "strategy=None.",
         _data(_ON_PARTS),
     ),
     "step_control": Feature(

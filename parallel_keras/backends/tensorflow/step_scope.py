@@ -3,6 +3,7 @@
 import contextlib
 import functools
 
+import keras
 import tensorflow as tf
 
 from parallel_keras import keras_internals
@@ -16,6 +17,34 @@ def running(kind):
     """Surrounds a step, which runs eagerly."""
     with inlined():
         yield
+
+
+@contextlib.contextmanager
+def gradients_scaled(model, factor):
+    """Have tapes give the gradients of variables times a factor.
+
+    Of other tensors, as of the inputs for a penalty, they are what they are.
+    """
+    stock = tf.GradientTape.gradient
+
+    @functools.wraps(stock)
+    def gradient(self, target, sources, *args, **kwargs):
+        found = stock(self, target, sources, *args, **kwargs)
+        return tf.nest.map_structure(_scaled, sources, found)
+
+    def _scaled(source, found):
+        if found is None or not isinstance(source, (tf.Variable, keras.Variable)):
+            return found
+        if isinstance(found, tf.IndexedSlices):
+            return tf.IndexedSlices(found.values * factor, found.indices, found.dense_shape)
+        return found * factor
+
+    if factor != 1:
+        tf.GradientTape.gradient = gradient
+    try:
+        yield
+    finally:
+        tf.GradientTape.gradient = stock
 
 
 def kept_gradient(gradient):

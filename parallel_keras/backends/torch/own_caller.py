@@ -8,6 +8,7 @@ import torch
 from parallel_keras import capabilities, keras_internals, logs, probe, step_probe
 from parallel_keras.backends.torch import own_logs, shipping
 from parallel_keras.backends.torch.own_step import Numbered
+from parallel_keras.step_compare import METRIC
 from parallel_keras.step_probe import StepFindings
 
 
@@ -75,7 +76,7 @@ class OwnSteps:
 
         def rule(path, leaf):
             if results.metric_of(leaf) is not None:
-                return step_probe.METRIC
+                return METRIC
             if probed is None:
                 return logs.rule_of(path, said)
             if path not in probed.found.logs:

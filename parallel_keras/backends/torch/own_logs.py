@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from parallel_keras import capabilities, logs
-from parallel_keras.step_probe import METRIC, number_of
+from parallel_keras.step_compare import METRIC
+from parallel_keras.step_numbers import number_of
 
 
 def as_vector(result):

@@ -28,6 +28,20 @@ def running(kind):
         yield
 
 
+@contextlib.contextmanager
+def gradients_scaled(model, factor):
+    """Have autograd give the gradients of a model's weights times a factor."""
+    hooks = []
+    if factor != 1:
+        parameters = [parameter for parameter in _parameters(model) if parameter.requires_grad]
+        hooks = [parameter.register_hook(lambda g: g * factor) for parameter in parameters]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def kept_gradient(gradient):
     """A gradient that stays what it is when the step goes on."""
     return gradient.detach().clone()

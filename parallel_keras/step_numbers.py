@@ -1,0 +1,138 @@
+"""Numbers of a model's own step: what they are, and when two of them are the same."""
+
+import numpy as np
+from keras import ops
+
+from parallel_keras import step_state
+from parallel_keras.probe import tolerance
+
+
+def number_of(leaf):
+    """A leaf's numbers in float64, `None` where it has none."""
+    if leaf is None or isinstance(leaf, (str, bytes)):
+        return None
+    try:
+        return np.asarray(ops.convert_to_numpy(leaf)).astype("float64")
+    except (TypeError, ValueError):
+        return None
+
+
+def difference(value, before):
+    """What a value went up by; infinity that stays is no change."""
+    value, before = value.astype("float64"), before.astype("float64")
+    with np.errstate(invalid="ignore"):
+        return np.where(value == before, 0.0, value - before)
+
+
+def mean(values, shares):
+    """The mean of the parts' values, weighted with their shares of the rows."""
+    with np.errstate(invalid="ignore"):
+        return sum(share * value for share, value in zip(shares, values, strict=True))
+
+
+def finite(array):
+    """An array with zeros where it has no number."""
+    return np.nan_to_num(array.astype("float64"), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def size(array):
+    """The largest entry of an array that is a number."""
+    return float(np.max(np.abs(finite(array)), initial=0.0))
+
+
+class Exact:
+    """Numbers are the same up to the rounding of the type that the model computes in."""
+
+    @staticmethod
+    def near(value, other, around=None, floor=1e-6):
+        """Whether numbers are the same up to rounding.
+
+        Args:
+            value, other: Arrays.
+            around: Array of what the two are differences of, for the size of its rounding.
+            floor: Float. A difference that counts as none.
+        """
+        value, other = np.asarray(value, "float64"), np.asarray(other, "float64")
+        if value.shape != other.shape:
+            return False
+        scale = tolerance() * np.maximum(np.abs(value), np.abs(other))
+        if around is not None:
+            scale = scale + 1e-2 * tolerance() * np.abs(np.asarray(around, "float64"))
+            floor = 1e-9
+        with np.errstate(invalid="ignore"):
+            close = np.abs(value - other) <= scale + floor
+        return bool(np.all(close | (value == other) | (np.isnan(value) & np.isnan(other))))
+
+    @staticmethod
+    def adds_up(gradient, parts, shares, largest, scaled):
+        """Whether a gradient is the mean of those of the parts.
+
+        Args:
+            gradient, parts, shares: Array and arrays, `None` where there is no gradient.
+            largest: Float, the largest entry among all gradients of the update: what is
+                noise beside it is none.
+            scaled: Bool. Whether the loss was scaled, so that a part may overflow by itself.
+        """
+        if gradient is None or any(part is None for part in parts):
+            return gradient is None and all(part is None for part in parts)
+        gradient = gradient.astype("float64")
+        parts = [part.astype("float64") for part in parts]
+        are_finite = [np.isfinite(array) for array in (gradient, *parts)]
+        if scaled:
+            counted = np.logical_and.reduce(are_finite)
+        else:
+            counted = are_finite[0]
+            if not np.array_equal(counted, np.logical_and.reduce(are_finite[1:])):
+                return False
+        with np.errstate(invalid="ignore"):
+            together = mean(parts, shares)
+            wrong = np.abs(gradient - together)
+        largest_here = max(size(gradient), size(together))
+        limit = tolerance() * largest_here + 1e-2 * tolerance() * largest
+        return bool(np.all(wrong[counted] <= limit))
+
+
+class Coarse:
+    """Numbers that are not grossly apart, for those that were made large.
+
+    Large numbers carry large rounding: what is held against each other is relative to the
+    largest entry, and where there is no number nothing is said.
+    """
+
+    @staticmethod
+    def near(value, other, around=None, floor=1e-6):
+        """As `Exact.near`."""
+        value, other = np.asarray(value, "float64"), np.asarray(other, "float64")
+        if value.shape != other.shape:
+            return False
+        counted = np.isfinite(value) & np.isfinite(other)
+        limit = Coarse._part() * max(size(value[counted]), size(other[counted])) + floor
+        if around is not None:
+            limit += 1e-2 * Coarse._part() * size(np.asarray(around))
+        return bool(np.all(np.abs(value[counted] - other[counted]) <= limit))
+
+    @staticmethod
+    def adds_up(gradient, parts, shares, largest, scaled):
+        """As `Exact.adds_up`."""
+        if gradient is None or any(part is None for part in parts):
+            return gradient is None and all(part is None for part in parts)
+        together = mean([part.astype("float64") for part in parts], shares)
+        return Coarse.near(gradient, together, floor=1e-2 * Coarse._part() * largest)
+
+    @staticmethod
+    def _part():
+        return max(1e-2, 2 * tolerance())
+
+
+def same_numbers(arrays, others):
+    """Whether two lists of arrays hold the same numbers."""
+    if others is None or len(arrays) != len(others):
+        return False
+    return all(step_state.same(a, b) for a, b in zip(arrays, others, strict=True))
+
+
+def short(number):
+    """An array in a message."""
+    if number is None:
+        return "of another shape"
+    return f"{float(number):.6g}" if number.ndim == 0 else np.array2string(number.ravel()[:3])
