@@ -161,7 +161,7 @@ def confident_early(activation=layers.Softmax):
     x = keras.Input((6,))
     wide = keras.initializers.RandomNormal(stddev=12.0)
     y = dense("first")(x)
-    early = activation(name="early")(layers.Dense(3, kernel_initializer=wide)(y))
+    early = activation(name="early")(layers.Dense(3, kernel_initializer=wide, name="logits")(y))
     y = layers.Concatenate()([y, early])
     for number in range(3):
         y = dense(f"dense_{number}")(y)
