@@ -105,10 +105,14 @@ def own_methods(optimizer):
     Returns:
         A set of names. Those of the optimizers that it wraps do not count.
     """
+    own = [
+        vars(base) for base in type(optimizer).__mro__ if base is not object and not is_keras(base)
+    ]
+    own.append(vars(optimizer))
     return {
         name
         for name in keras_internals.METHODS_OF_ALL_GRADIENTS
-        if name in vars(optimizer) or not is_keras(_owner(type(optimizer), name))
+        if any(name in members for members in own)
     }
 
 

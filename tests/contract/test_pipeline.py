@@ -19,7 +19,13 @@ OPTIONS = {"batch_size": 16, "epochs": 1, "shuffle": False, "verbose": 0}
 # What `make test` runs; on TensorFlow each case is traced anew, which takes seconds.
 QUICK = {
     "torch": {"u_net", "early_output", "masked_loss", "tied_weights", "chain_subclassed"},
-    "tensorflow": {"u_net", "masked_loss", "confident_early", "confident_early_sum"},
+    "tensorflow": {
+        "u_net",
+        "masked_loss",
+        "confident_early",
+        "confident_early_sum",
+        "confident_early_raw",
+    },
 }[BACKEND]
 
 

@@ -19,6 +19,8 @@ QUICK = {
     "said_to_be_built",
     "loss_confident",
     "loss_confident_sum",
+    "loss_confident_raw_softmax",
+    "loss_confident_raw_other",
     "own_count",
 }
 if BACKEND == "torch":  # where nothing is traced

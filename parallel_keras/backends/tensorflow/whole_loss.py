@@ -123,11 +123,15 @@ def together(parts, rows, strategy, total):
         strategy: A `Strategy`, for messages.
         total: Int or scalar tensor, the rows of the batch.
     """
-    whole = _concatenated(parts, rows, strategy, total)
+
+    def make(found):
+        return _concatenated(found, rows, strategy, total)
+
+    whole = logits.keep(make(parts), parts, make)
     masks = [keras_internals.keras_mask(part) for part in parts]
     if masks[0] is not None:
-        keras_internals.set_keras_mask(whole, _concatenated(masks, rows, strategy, total))
-    return logits.keep(whole, parts, lambda found: _concatenated(found, rows, strategy, total))
+        keras_internals.set_keras_mask(whole, make(masks))
+    return whole
 
 
 def _concatenated(parts, rows, strategy, total):

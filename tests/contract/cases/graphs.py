@@ -61,6 +61,9 @@ CASES = [
     case("confident_early_sum", stage_models.confident_early, _three_times, compiled(
         _slow, loss=lambda: [losses.SparseCategoricalCrossentropy(reduction="sum")] * 3,
         metrics=None)),
+    case("confident_early_raw", lambda: stage_models.confident_early(models.TensorFlowsSoftmax),
+        _three_times, compiled(_slow, loss=["sparse_categorical_crossentropy"] * 3, metrics=None),
+        backend="tensorflow"),
     case("whole_numbers", stage_models.whole_numbers),
     case("masked_loss", models.masked_steps, rows.padded),
     case("tied_weights", stage_models.tied, rows.tokens, compiled(adam)),

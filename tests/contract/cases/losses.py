@@ -122,6 +122,7 @@ LONG = {"quick": ()}
 TRACED = {
     "loss_confident",
     "loss_confident_sum",
+    "loss_confident_raw_sum",
     "loss_function_classes",
     "loss_function_rows",
     "loss_lambda",
@@ -138,6 +139,27 @@ TRACED = {
 CASES = [
     case("loss_confident", models.confident, compile=compiled(slow)),
     case("loss_confident_sum", models.confident, compile=reduced_slow("sum")),
+    # Keras knows what TensorFlow's own softmax returns from the operation, and only where
+    # the loss goes with it.
+    *(
+        case(
+            f"loss_confident_raw_{name}",
+            lambda activation=activation: models.confident(activation),
+            rows.one_hot,
+            compiled(slow, loss, metrics=()),
+            backend="tensorflow",
+        )
+        for name, activation, loss in (
+            ("softmax", models.TensorFlowsSoftmax, "categorical_crossentropy"),
+            ("sigmoid", models.TensorFlowsSigmoid, "binary_crossentropy"),
+            ("other", models.TensorFlowsSoftmax, "binary_crossentropy"),
+            (
+                "sum",
+                models.TensorFlowsSoftmax,
+                lambda: losses.CategoricalCrossentropy(reduction="sum"),
+            ),
+        )
+    ),
     case("loss_function_classes", compile=compiled(loss=squared_crossentropy)),
     regression("loss_function_rows", rows_error, quick=(2, 3)),
     regression("loss_function_scalar", scalar_error),
