@@ -191,6 +191,13 @@ def test_what_cannot_be_exact_is_refused(build, words, strategy):
         torch.testing.assert_close(value, modules.buffers(model)[name], atol=0, rtol=0)
 
 
+def test_whole_numbers_that_come_apart_later_end_the_step():
+    model = _make(modules.counts_rows_later, "data=3")
+    with pytest.raises((pk.UnsupportedError, pk.WorkerError), match="replica to replica"):
+        fit(model, **rows.classes(n=49), **OPTIONS)
+    assert int(model.layers[1].module.calls) == 3
+
+
 @pytest.mark.parametrize("build", ["running", "batch_norm", "spectral"])
 def test_a_pipeline_refuses_buffers_that_move(build):
     model = _make(getattr(modules, build), "pipeline=2")

@@ -44,6 +44,19 @@ class Rows(nn.Module):
         return x
 
 
+class LaterRows(Rows):
+    """Counts rows once it has seen two batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return super().forward(x) if self.calls > 2 else x
+
+
 class Largest(nn.Module):
     """Keeps a maximum over the rows."""
 
@@ -123,6 +136,10 @@ def old_spectral_norm():
 
 def counts_rows():
     return _model((Rows(), FEATURES))
+
+
+def counts_rows_later():
+    return _model((LaterRows(), FEATURES))
 
 
 def counts_rows_beside_dropout():
