@@ -165,7 +165,10 @@ def test_a_loss_of_each_row_stays_where_it_is():
 def test_a_penalty_that_is_zero_at_first(layer):
     build = later_models.penalized(layer)
     _equals_plain_keras(
-        layer.__name__, build, compiled(own_steps.adam, loss="mse", metrics=()), growing_regression()
+        layer.__name__,
+        build,
+        compiled(own_steps.adam, loss="mse", metrics=()),
+        growing_regression(),
     )
 
 
@@ -179,7 +182,9 @@ def test_a_penalty_that_is_zero_at_first(layer):
 def test_a_layer_that_later_mixes_rows_is_refused(layer, word):
     build = later_models.penalized(layer)
     model = make(build, compiled(own_steps.adam, loss="mse", metrics=())(), "data=2")
-    with pytest.raises(pk.UnsupportedError, match=f"(?s){word}.*Received.*larger numbers") as caught:
+    with pytest.raises(
+        pk.UnsupportedError, match=f"(?s){word}.*Received.*larger numbers"
+    ) as caught:
         fit(model, **rows.regression(32), **OPTIONS)
     assert layer.__name__ in str(caught.value)
     assert number(model.optimizer.iterations) == 0
