@@ -483,8 +483,8 @@ def _probe_metrics(model, data, y_pred, parts, shares):
         ways = _ways(keys, whole, pieces, shares, _close)
         if not ways:
             return Findings(of_the_batch=_described(metric))
-        for said, *states in of_large:
-            ways &= _ways(keys, *states, shares, roughly)
+        for said, large, of_parts in of_large:
+            ways &= _ways(keys, large, of_parts, shares, roughly)
             if not ways:
                 text = f"{_described(metric)}, with larger numbers ({said}),"
                 return Findings(of_the_batch=text)

@@ -266,7 +266,7 @@ class Comparison:
             fits = number is not None and all(v is not None and v.ndim for v in values)
             fits = fits and np.concatenate(values).shape == number.shape
             # Part by part: beside large rows small ones would not be seen.
-            cuts = np.cumsum([len(value) for value in values])[:-1] if fits else []
+            cuts = list(np.cumsum([len(value) for value in values])[:-1]) if fits else []
             if not fits or not all(map(self.numbers.near, np.split(number, cuts), values)):
                 raise Differs("step_output", f"output {_named(path)}")
 
