@@ -11,7 +11,6 @@ beside them, as the buffers of `torch.nn` modules, is put back.
 """
 
 import contextlib
-import contextvars
 import itertools
 from typing import NamedTuple
 
@@ -27,11 +26,13 @@ from parallel_keras import (
     keras_internals,
     resting,
     step_state,
+    stress,
 )
+from parallel_keras.tolerances import close as _close
+from parallel_keras.tolerances import nudge, roughly, tolerance_of
 
 # Rows are cut as 4 + 3: uneven, so that a mean of means shows.
 MAX_ROWS = 7
-_TOLERANCE = {"float16": 2e-2, "bfloat16": 5e-2}
 # Keras's own losses that reduce over the batch unless told otherwise.
 _BATCH_LOSSES = ("Circle", "Dice", "Tversky", "dice", "tversky", "circle")
 
@@ -190,45 +191,172 @@ def _makes_masks(model):
 # ---- losses and state of the forward pass -----------------------------------
 
 
+class _Differs(Exception):
+    """With larger numbers something does not add up."""
+
+
 def _probe_forward(forward, data, parts, shares, refuse):
     """Run the model; compare its outputs, `add_loss` terms and the state of its layers.
 
     Returns:
         The outputs, and the keys of the `add_loss` terms that are sums over the rows.
     """
-    model, layers = forward.model, forward.layers
-    # A random draw differs between the whole and the parts, which says
-    # nothing: such a model is compared with its random layers at rest.
-    training = not any(_is_random(layer) for layer in keras_internals.flatten_layers(model))
-    whole, y_pred = forward(data, training)
-    if training and forward.kept.has_drawn():
-        training = False
-        whole, y_pred = forward(data, training)
-    if not layers and not keras_internals.has_bare_operations(model):
-        return y_pred, frozenset()
-    outcomes = [forward(_take(data, part), training) for part in parts]
-    pieces = [outcome for outcome, _ in outcomes]
-    # Statistics of a batch are per device by definition, but only in training.
-    of_rows = [(whole, y_pred), *outcomes]
-    rests = not training
-    if training and any(_has_statistics(x) for x in keras_internals.flatten_layers(model)):
-        rests = True
-        of_rows = forward.on_all(data, parts, training=False)
-    _probe_outputs([outputs for _, outputs in of_rows], layers, refuse)
-    summed = _probe_added(model, [outcome for outcome, _ in of_rows], parts, shares, refuse)
-    summed |= _probe_others_added(forward, data, parts, shares, of_rows[0][0], rests, refuse)
-    for key, (label, value) in whole.state.items():
-        values = [piece.state[key][1] for piece in pieces if key in piece.state]
-        if len(values) < len(pieces) or not _close(value, _mean(values, shares)):
-            refuse("batch_state", f"variable {label}")
-    if forward.others:
-        in_training = [whole, *pieces]
+    y_pred, ways = _Look(forward, parts, shares, refuse).at(data)
+    if forward.layers or keras_internals.has_bare_operations(forward.model):
+        for level in stress.LEVELS:
+            ways = _under(level, forward, data, parts, shares, refuse, ways)
+    return y_pred, frozenset(key for key, found in ways.items() if _MEAN not in found)
+
+
+def _under(level, forward, data, parts, shares, refuse, ways):
+    """The same with larger numbers; it says nothing where a model has no answer to them."""
+
+    def differs(feature, received):
+        raise _Differs(feature, received)
+
+    model = forward.model
+    rows = level.of_data(data, parts[0].stop, model)
+    try:
+        look = _Look(forward, parts, shares, differs, (level, level), roughly)
+        return look.at(rows, ways)[1]
+    except _Differs as difference:
+        feature, received = difference.args
+    except Exception:
+        keras_internals.clear_losses(model)
+        return ways
+    everything, other = slice(0, sum_rows(parts)), level.nudged(nudge())
+    try:
+        # All rows alone, with the weights rounded otherwise: is it rounding?
+        _Look(forward, [everything], [1.0], differs, (level, other), roughly).at(rows, ways)
+    except Exception:
+        keras_internals.clear_losses(model)
+        return ways
+    refuse(feature, f"{received}, on the first batch with larger numbers ({level.said})")
+    return ways
+
+
+_MEAN, _SUM = "mean", "sum"
+
+
+class _Look:
+    """Compares a forward pass on all rows with those on parts of them.
+
+    Args:
+        forward: The `_Forward` of the model.
+        parts, shares, refuse: As in `probe`.
+        levels: The `stress.Stress` of all rows, and that of the parts.
+        near: Function that tells whether two arrays are the same.
+    """
+
+    def __init__(self, forward, parts, shares, refuse, levels=(stress.NO_STRESS,) * 2, near=_close):
+        self.forward, self.parts, self.shares, self.refuse = forward, parts, shares, refuse
+        self.model, self.layers = forward.model, forward.layers
+        self.levels, self.near = levels, near
+
+    def at(self, data, known=None):
+        """Look at some rows.
+
+        Args:
+            data: `(x, y, sample_weight)`.
+            known: What was found before, of other numbers.
+
+        Returns:
+            The outputs, and a dict from the keys of the `add_loss` terms to sets of `"mean"`
+            and `"sum"`: what they are. One that is zero would do as either.
+        """
+        forward, model, layers = self.forward, self.model, self.layers
+        # A random draw differs between the whole and the parts, which says
+        # nothing: such a model is compared with its random layers at rest.
+        training = not any(_is_random(layer) for layer in keras_internals.flatten_layers(model))
+        whole, y_pred = forward(data, training, self.levels[0])
+        if training and forward.kept.has_drawn():
+            training = False
+            whole, y_pred = forward(data, training, self.levels[0])
+        if not layers and not keras_internals.has_bare_operations(model):
+            return y_pred, {}
+        outcomes = self._of_parts(data, training)
+        pieces = [outcome for outcome, _ in outcomes]
+        # Statistics of a batch are per device by definition, but only in training.
+        of_rows = [(whole, y_pred), *outcomes]
+        rests = not training
+        if training and any(_has_statistics(x) for x in keras_internals.flatten_layers(model)):
+            rests = True
+            of_rows = self._on_all(data, training=False)
+        self._outputs([outputs for _, outputs in of_rows])
+        ways = self._added([outcome for outcome, _ in of_rows], known)
+        ways |= self._others_added(data, of_rows[0][0], rests, known)
+        for key, (label, value) in whole.state.items():
+            values = [piece.state[key][1] for piece in pieces if key in piece.state]
+            if len(values) < len(pieces) or not self.near(value, _mean(values, self.shares)):
+                self.refuse("batch_state", f"variable {label}")
+        if forward.others and self.levels[0] is stress.NO_STRESS:
+            self._others(data, [whole, *pieces], training)
+        return y_pred, {**(known or {}), **ways}
+
+    def _of_parts(self, data, training):
+        rows = (_take(data, part) for part in self.parts)
+        return [self.forward(part, training, self.levels[1]) for part in rows]
+
+    def _on_all(self, data, training):
+        """What a pass gives for all rows, then for each part of them."""
+        whole = self.forward(data, training, self.levels[0])
+        return [whole, *self._of_parts(data, training)]
+
+    def _others(self, data, outcomes, training):
+        """Compare what is in no Keras variable."""
         if not training:
-            in_training = [one for one, _ in forward.on_all(data, parts, training=True)]
-        _probe_others(in_training, shares, training, refuse)
-        for path, _, _ in forward(data, training=False)[0].others.values():
-            refuse("batch_state", f"{path} changes in inference")
-    return y_pred, summed
+            outcomes = [one for one, _ in self._on_all(data, training=True)]
+        _probe_others(outcomes, self.shares, training, self.refuse)
+        for path, _, _ in self.forward(data, training=False)[0].others.values():
+            self.refuse("batch_state", f"{path} changes in inference")
+
+    def _added(self, outcomes, known, skip=()):
+        """Whether the `add_loss` terms are sums over the rows, or means."""
+        whole, *pieces = (outcome.losses for outcome in outcomes)
+        found = {}
+        for key in whole.keys() - skip:
+            if any(key not in piece for piece in pieces):
+                self._refuse_added(key, "it is not added for each part of a batch")
+            values = [piece.get(key, np.nan) for piece in pieces]
+            mean = _mean(values, self.shares)
+            fits = {_MEAN: self.near(whole[key], mean), _SUM: self.near(whole[key], sum(values))}
+            found[key] = {way for way, is_it in fits.items() if is_it}
+            found[key] &= (known or {}).get(key, found[key])
+            if not found[key]:
+                text = f"{whole[key]:.6g} on {sum_rows(self.parts)} rows, {mean:.6g} from its parts"
+                self._refuse_added(key, text)
+        return found
+
+    def _others_added(self, data, seen, rests, known):
+        """The same for terms that are added only in training, or only at rest."""
+        model = self.model
+        if not _takes_training(model):
+            return {}
+        other, _ = self.forward(data, rests, self.levels[0])
+        unknown = other.losses.keys() - seen.losses.keys()
+        if unknown and rests:
+            text = "it is added in training only, where random draws or statistics hide what it is"
+            self._refuse_added(min(unknown), text)
+        if not unknown:
+            return {}
+        outcomes = self._on_all(data, training=rests)
+        return self._added([one for one, _ in outcomes], known, seen.losses.keys())
+
+    def _outputs(self, outputs):
+        """Compare the outputs of all rows with those of the parts, put together."""
+        whole, *parts = (tree.flatten(output) for output in outputs)
+        for value, *pieces in zip(whole, *parts, strict=True):
+            pieces = [np.atleast_1d(_numpy(piece)) for piece in pieces]
+            value = _numpy(value)
+            fits = value.shape == np.concatenate(pieces).shape
+            # Part by part: beside large rows small ones would not be seen.
+            cuts = np.cumsum([len(piece) for piece in pieces])[:-1]
+            if not fits or not all(map(self.near, np.split(value, cuts), pieces)):
+                names = ", ".join(sorted({type(layer).__name__ for layer in self.layers}))
+                self.refuse("batch_output", names or "operations between the layers")
+
+    def _refuse_added(self, key, text):
+        _refuse_added(self.model, key, text, self.refuse)
 
 
 def _probe_others(outcomes, shares, are_exact, refuse):
@@ -257,41 +385,6 @@ def _probe_others(outcomes, shares, are_exact, refuse):
             refuse("batch_state", path)
 
 
-def _probe_added(model, outcomes, parts, shares, refuse, known=()):
-    """The keys of the `add_loss` terms that are sums over the rows; all others are means."""
-    whole, *pieces = (outcome.losses for outcome in outcomes)
-    summed = set()
-    for key in whole.keys() - known:
-        if any(key not in piece for piece in pieces):
-            _refuse_added(model, key, "it is not added for each part of a batch", refuse)
-        values = [piece.get(key, np.nan) for piece in pieces]
-        mean = _mean(values, shares)
-        if _close(whole[key], mean):
-            continue
-        if not _close(whole[key], sum(values)):
-            text = f"{whole[key]:.6g} on {sum_rows(parts)} rows, {mean:.6g} from its parts"
-            _refuse_added(model, key, text, refuse)
-        summed.add(key)
-    return frozenset(summed)
-
-
-def _probe_others_added(forward, data, parts, shares, seen, rests, refuse):
-    """The same for terms that are added only in training, or only at rest."""
-    model = forward.model
-    if not _takes_training(model):
-        return frozenset()
-    other, _ = forward(data, training=rests)
-    unknown = other.losses.keys() - seen.losses.keys()
-    if unknown and rests:
-        text = "it is added in training only, where random draws or statistics hide what it is"
-        _refuse_added(model, min(unknown), text, refuse)
-    if not unknown:
-        return frozenset()
-    outcomes = forward.on_all(data, parts, training=rests)
-    known = seen.losses.keys()
-    return _probe_added(model, [one for one, _ in outcomes], parts, shares, refuse, known)
-
-
 def _refuse_added(model, key, text, refuse):
     layer = keras_internals.flatten_layers(model)[key[0]]
     refuse("batch_added_loss", f"add_loss or activity loss of {_kind_and_name(layer)}: {text}")
@@ -299,17 +392,6 @@ def _refuse_added(model, key, text, refuse):
 
 def _kind_and_name(layer):
     return f"layer {layer.name} ({type(layer).__name__})"
-
-
-def _probe_outputs(outputs, layers, refuse):
-    """Compare the outputs of all rows with those of the parts, put together."""
-    whole, *parts = (tree.flatten(output) for output in outputs)
-    for value, *pieces in zip(whole, *parts, strict=True):
-        together = np.concatenate([np.atleast_1d(_numpy(piece)) for piece in pieces])
-        value = _numpy(value)
-        if value.shape != together.shape or not _close(value, together):
-            names = ", ".join(sorted({type(layer).__name__ for layer in layers}))
-            refuse("batch_output", names or "operations between the layers")
 
 
 def _has_statistics(layer):
@@ -357,12 +439,12 @@ class _Forward:
         found = backends.room("step_scope").other_state(self.model)
         return {id(one): (one.path, step_state.as_array(one)) for one in found}
 
-    def __call__(self, data, training):
-        """One pass; returns an `_Outcome` and the outputs."""
+    def __call__(self, data, training, level=stress.NO_STRESS):
+        """One pass, under some `stress.Stress`; returns an `_Outcome` and the outputs."""
         model, x = self.model, data[0]
         self.kept.restore()
         self.rest.begin()
-        with keras_internals.ObservingScope() as scope:
+        with keras_internals.ObservingScope(level.weights_of(model)) as scope:
             with keras_internals.no_gradient():
                 y_pred = model(x, training=training) if _takes_training(model) else model(x)
                 added = keras_internals.added_by_layers(model)
@@ -376,11 +458,6 @@ class _Forward:
                         state[id(variable)] = (variable.path, _numpy(value))
         keras_internals.clear_losses(model)
         return _Outcome(losses, state, self._written()), y_pred
-
-    def on_all(self, data, parts, training):
-        """What a pass gives for all rows, then for each part of them."""
-        of_parts = (_take(data, part) for part in parts)
-        return [self(rows, training) for rows in (data, *of_parts)]
 
     def _written(self):
         nothing = np.zeros(0)
@@ -422,9 +499,33 @@ def _probe_losses(model, data, y_pred, parts, shares):
                 f"loss={names}: {float(whole):.6g} on {sum_rows(parts)} rows, "
                 f"{float(together):.6g} from its parts"
             )
-        if not _same_slopes(slopes, [found for _, found in pieces], shares):
+        if not _same_slopes(slopes, [found for _, found in pieces], shares, _close):
             return f"loss={names}: its gradient on all rows is not that on parts of them"
+    for said, rows, predictions in stress.predictions(data, y_pred, parts[0].stop, model):
+        if _is_a_mean_of_large(model, rows, predictions, parts, shares):
+            continue
+        names = ", ".join(_name(loss) for loss in unknown)
+        return f"loss={names}, with larger numbers ({said}), is no mean over the rows"
     return ""
+
+
+def _is_a_mean_of_large(model, data, predictions, parts, shares):
+    """Whether a loss of large numbers adds up, as far as that can be told."""
+
+    def add_up(whole, pieces, shares):
+        values, slopes = zip(*pieces, strict=True)
+        same = roughly(whole[0], _mean(values, shares))
+        return same and _same_slopes(whole[1], slopes, shares, roughly)
+
+    try:
+        whole = _loss(model, data, predictions)
+        pieces = [_loss(model, _take(data, part), _take(predictions, part)) for part in parts]
+        if add_up(whole, pieces, shares):
+            return True
+        rounded = tree.map_structure(lambda t: t * (1.0 + nudge()), predictions)
+        return not add_up(whole, [_loss(model, data, rounded)], [1.0])
+    except Exception:
+        return True  # it has no answer to such numbers
 
 
 def _loss(model, data, y_pred):
@@ -438,7 +539,7 @@ def _loss(model, data, y_pred):
     return _numpy(value), [None if slope is None else _numpy(slope) for slope in slopes]
 
 
-def _same_slopes(whole, pieces, shares):
+def _same_slopes(whole, pieces, shares, near):
     """Whether the gradient of each row is, by its share, that in the row's part."""
     for slope, *parts in zip(whole, *pieces, strict=True):
         if slope is None or any(part is None for part in parts):
@@ -446,7 +547,7 @@ def _same_slopes(whole, pieces, shares):
                 return False
             continue
         weighted = [share * part for share, part in zip(shares, parts, strict=True)]
-        if not _close(slope, np.concatenate(weighted)):
+        if not near(slope, np.concatenate(weighted)):
             return False
     return True
 
@@ -462,23 +563,54 @@ def _probe_metrics(model, data, y_pred, parts, shares):
         return Findings()
     with _plain_state_kept(unknown) as has_plain_state:
         whole, again = _metric_states(model, data, y_pred, unknown, updates=2)
-        pieces = [
-            _metric_states(model, _take(data, part), _take(y_pred, part), unknown, updates=1)[0]
-            for part in parts
-        ]
+        pieces = _metric_states_of_parts(model, data, y_pred, unknown, parts)
         plain = [metric for metric in unknown if has_plain_state(metric)]
+    of_large = [] if plain else list(_large_metric_states(model, data, y_pred, unknown, parts))
     for metric in unknown:
         keys = [id(variable) for variable in metric.variables]
         is_steady = all(_close(again[key], whole[key]) for key in keys)
         if metric in plain or not is_steady:
             # What it is after a batch depends on what it was before.
             return Findings(of_the_batch=_described(metric))
-        if all(_close(whole[key], sum(piece[key] for piece in pieces)) for key in keys):
-            continue
-        if not all(_close(whole[key], _mean([p[key] for p in pieces], shares)) for key in keys):
+        ways = _ways(keys, whole, pieces, shares, _close)
+        if not ways:
             return Findings(of_the_batch=_described(metric))
-        averaged.update(keys)
+        for said, large, of_parts in of_large:
+            ways &= _ways(keys, large, of_parts, shares, roughly)
+            if not ways:
+                text = f"{_described(metric)}, with larger numbers ({said}),"
+                return Findings(of_the_batch=text)
+        if _SUM not in ways:
+            averaged.update(keys)
     return Findings(averaged=frozenset(averaged))
+
+
+def _ways(keys, whole, pieces, shares, near):
+    """How the changes of a metric's variables come together."""
+    fits = {
+        _SUM: all(near(whole[key], sum(piece[key] for piece in pieces)) for key in keys),
+        _MEAN: all(near(whole[key], _mean([p[key] for p in pieces], shares)) for key in keys),
+    }
+    return {way for way, is_it in fits.items() if is_it}
+
+
+def _metric_states_of_parts(model, data, y_pred, metrics, parts):
+    return [
+        _metric_states(model, _take(data, part), _take(y_pred, part), metrics, updates=1)[0]
+        for part in parts
+    ]
+
+
+def _large_metric_states(model, data, y_pred, metrics, parts):
+    """What is said of larger numbers, and the changes by all of them and by their parts."""
+    for said, rows, predictions in stress.predictions(data, y_pred, parts[0].stop, model):
+        with _plain_state_kept(metrics):
+            try:
+                whole = _metric_states(model, rows, predictions, metrics, updates=1)[0]
+                pieces = _metric_states_of_parts(model, rows, predictions, metrics, parts)
+            except Exception:
+                continue  # they have no answer to such numbers
+        yield said, whole, pieces
 
 
 def _described(metric):
@@ -557,33 +689,6 @@ def _mean(values, shares):
 
 def _numpy(value):
     return np.asarray(ops.convert_to_numpy(ops.cast(value, "float64")))
-
-
-@contextlib.contextmanager
-def tolerance_of(model):
-    """Compare as exactly as the coarsest type in which a model computes allows."""
-    types = {layer.compute_dtype for layer in keras_internals.flatten_layers(model)}
-    types.add(keras.config.floatx())
-    token = _tolerance.set(max(_TOLERANCE.get(one, 1e-4) for one in types))
-    try:
-        yield
-    finally:
-        _tolerance.reset(token)
-
-
-_tolerance = contextvars.ContextVar("tolerance", default=1e-4)
-
-
-def tolerance():
-    """By how much two results may differ, relative to their size, that are the same."""
-    return _tolerance.get()
-
-
-def _close(value, other):
-    scale = np.maximum(np.abs(value), np.abs(other))
-    with np.errstate(invalid="ignore"):
-        close = np.abs(value - other) <= tolerance() * scale + 1e-6
-    return bool(np.all(close | (value == other) | (np.isnan(value) & np.isnan(other))))
 
 
 def _name(thing):

@@ -4,7 +4,7 @@ import numpy as np
 from keras import ops
 
 from parallel_keras import step_state
-from parallel_keras.probe import tolerance
+from parallel_keras.tolerances import coarse, roughly, tolerance
 
 
 def number_of(leaf):
@@ -102,14 +102,9 @@ class Coarse:
     @staticmethod
     def near(value, other, around=None, floor=1e-6):
         """As `Exact.near`."""
-        value, other = np.asarray(value, "float64"), np.asarray(other, "float64")
-        if value.shape != other.shape:
-            return False
-        counted = np.isfinite(value) & np.isfinite(other)
-        limit = Coarse._part() * max(size(value[counted]), size(other[counted])) + floor
         if around is not None:
-            limit += 1e-2 * Coarse._part() * size(np.asarray(around))
-        return bool(np.all(np.abs(value[counted] - other[counted]) <= limit))
+            floor += 1e-2 * coarse() * size(np.asarray(around))
+        return roughly(value, other, floor)
 
     @staticmethod
     def adds_up(gradient, parts, shares, largest, scaled):
@@ -117,11 +112,7 @@ class Coarse:
         if gradient is None or any(part is None for part in parts):
             return gradient is None and all(part is None for part in parts)
         together = mean([part.astype("float64") for part in parts], shares)
-        return Coarse.near(gradient, together, floor=1e-2 * Coarse._part() * largest)
-
-    @staticmethod
-    def _part():
-        return max(1e-2, 2 * tolerance())
+        return roughly(gradient, together, floor=1e-2 * coarse() * largest)
 
 
 def same_numbers(arrays, others):

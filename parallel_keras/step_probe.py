@@ -17,10 +17,11 @@ import numpy as np
 
 from parallel_keras import backends, capabilities, keras_internals, resting, step_state, stress
 from parallel_keras.errors import UnsupportedError
-from parallel_keras.probe import MAX_ROWS, tolerance, tolerance_of
+from parallel_keras.probe import MAX_ROWS
 from parallel_keras.step_compare import SUMMED, Comparison
 from parallel_keras.step_numbers import Coarse, number_of
 from parallel_keras.step_runs import Differs, Runs, rows_of, take
+from parallel_keras.tolerances import nudge, tolerance_of
 
 
 class StepFindings(NamedTuple):
@@ -179,7 +180,7 @@ class _Probe:
     def _is_rounding(self, rows, level, whole, found, ways):
         """Whether all rows alone differ as much once the weights are rounded otherwise."""
         try:
-            other = self._run(rows, level.nudged(5e-2 * tolerance()), whole)
+            other = self._run(rows, level.nudged(nudge()), whole)
             if other is not None:
                 self._compare(whole, [other], [1.0], found, ways)
         except Differs:

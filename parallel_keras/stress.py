@@ -114,6 +114,32 @@ _GRADIENTS = Stress("inputs and targets × 30, gradients × 10000", high=30.0, g
 # For what gives a loss, outputs or state; for steps that train.
 LEVELS = (_ROWS, *_WEIGHTS)
 LEVELS_OF_TRAINING = (_ROWS, _GRADIENTS, *_WEIGHTS)
+_PREDICTIONS = (
+    Stress("predictions and targets × 30", high=30.0),
+    Stress("predictions and targets × 10000", high=1e4),
+)
+
+
+def predictions(data, y_pred, cut, model):
+    """Larger predictions for a loss or a metric.
+
+    Args:
+        data: `(x, y, sample_weight)`.
+        y_pred: Outputs of the model.
+        cut: Int, the rows of the first part.
+        model: The model.
+
+    Yields:
+        Tuples of a name, the data and the predictions.
+    """
+    for level in _PREDICTIONS:
+        larger = tree.map_structure(lambda leaf, by=level: by.of_rows(leaf, cut), y_pred)
+        yield level.said, level.of_data(data, cut, model), larger
+    if all(bool(ops.all((leaf >= 0) & (leaf <= 1))) for leaf in tree.flatten(y_pred)):
+        surer = tree.map_structure(
+            lambda leaf: ops.concatenate([leaf[:cut], leaf[cut:] ** 30], axis=0), y_pred
+        )
+        yield "predictions near 0 and 1", data, surer
 
 
 # ---- counters ----------------------------------------------------------------------

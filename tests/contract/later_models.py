@@ -18,9 +18,9 @@ def error_of_rows(y, y_pred):
 class ByHand(step_models.Steps):
     """A regression whose gradients go through a method before they are applied."""
 
-    def __init__(self):
+    def __init__(self, outputs=1, activation=None):
         super().__init__()
-        self.inner = step_models.small(6, 1)
+        self.inner = step_models.small(6, outputs, activation)
         self.built = True
 
     def call(self, x):
@@ -95,8 +95,7 @@ class ClippedClassifier(ClippedByValue):
     """Gradients of a crossentropy stay small whatever the rows."""
 
     def __init__(self):
-        super().__init__()
-        self.inner = step_models.small(6, 3, "softmax")
+        super().__init__(3, "softmax")
 
     def loss_of(self, x, y):
         return ops.mean(keras.losses.sparse_categorical_crossentropy(y, self(x)))
@@ -111,8 +110,9 @@ class CappedCompiledLoss(step_models.Classifier):
     """In `compute_loss`, with logits."""
 
     def __init__(self):
-        super().__init__()
+        keras.Model.__init__(self)
         self.inner = step_models.small(6, 3)
+        self.built = True
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         rows = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)

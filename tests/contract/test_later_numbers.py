@@ -11,6 +11,7 @@ from cases import compiled, own_steps
 from harness import LONG_WHERE_TRACED, compare, fit, make, number, state
 
 import parallel_keras as pk
+from parallel_keras import probe
 
 OPTIONS = {"batch_size": 16, "verbose": 0, "shuffle": False}
 
@@ -128,7 +129,7 @@ def test_a_crossentropy_with_a_cap():
     data = rows.classes(48)
     data["x"] = data["x"] * growing(by=30.0)
     arguments = compiled(own_steps.adam, loss=later_models.capped_crossentropy, metrics=())
-    _equals_plain_keras("crossentropy", lambda: _logits(), arguments, data)
+    _equals_plain_keras("crossentropy", _logits, arguments, data)
 
 
 def _logits():
@@ -145,8 +146,6 @@ def test_a_metric_with_a_cap():
 def test_a_loss_of_each_row_stays_where_it_is():
     """It is not taken to the first device for being large."""
     for loss, word in ((later_models.cubed, 0), (later_models.capped, 1)):
-        from parallel_keras import probe
-
         model = make(models.regressor, compiled(loss=loss, metrics=())(), None)
         x, y = (keras.ops.convert_to_tensor(a[:16]) for a in growing_regression().values())
         keras.utils.set_random_seed(0)
@@ -165,7 +164,10 @@ def test_a_loss_of_each_row_stays_where_it_is():
 def test_a_penalty_that_is_zero_at_first(layer):
     build = later_models.penalized(layer)
     _equals_plain_keras(
-        layer.__name__, build, compiled(own_steps.adam, loss="mse", metrics=()), growing_regression()
+        layer.__name__,
+        build,
+        compiled(own_steps.adam, loss="mse", metrics=()),
+        growing_regression(),
     )
 
 
@@ -179,7 +181,9 @@ def test_a_penalty_that_is_zero_at_first(layer):
 def test_a_layer_that_later_mixes_rows_is_refused(layer, word):
     build = later_models.penalized(layer)
     model = make(build, compiled(own_steps.adam, loss="mse", metrics=())(), "data=2")
-    with pytest.raises(pk.UnsupportedError, match=f"(?s){word}.*Received.*larger numbers") as caught:
+    with pytest.raises(
+        pk.UnsupportedError, match=f"(?s){word}.*Received.*larger numbers"
+    ) as caught:
         fit(model, **rows.regression(32), **OPTIONS)
     assert layer.__name__ in str(caught.value)
     assert number(model.optimizer.iterations) == 0
