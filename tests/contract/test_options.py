@@ -114,6 +114,24 @@ def test_run_eagerly(strategy):
 
 
 @pytest.mark.backend("tensorflow")
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("strategy", ["data=3", "model=2", "pipeline=2"])
+def test_data_of_unknown_size_end_within_an_execution(strategy, steps):
+    """Four batches, and nobody knows: what the optimizer has counted is the same."""
+    import tensorflow as tf
+
+    signature = tf.TensorSpec((None, 6), "float32"), tf.TensorSpec((None,), "int64")
+    records = []
+    for chosen in (None, strategy):
+        data = tf.data.Dataset.from_generator(batches, output_signature=signature)
+        arguments = compiled(lambda: keras.optimizers.Adam(0.01), steps_per_execution=steps)
+        model = make(models.mlp, arguments(), chosen)
+        history = fit(model, data, epochs=3, verbose=0)
+        records.append({"history": history, **state(model)})
+    compare(f"unknown_size_{steps}", strategy, *records)
+
+
+@pytest.mark.backend("tensorflow")
 def test_run_eagerly_is_refused_in_a_pipeline():
     model = pk.parallelize(models.mlp())
     with pytest.raises(pk.UnsupportedError, match="(?s)run_eagerly.*Received"):

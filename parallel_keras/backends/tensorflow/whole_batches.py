@@ -131,16 +131,20 @@ class WholeBatches(Lowering):
 
     def _compile(self, step, arrange):
         """The step on a batch at hand, and on the next ones of an iterator."""
+        steps = self.model.steps_per_execution
 
         @tf.autograph.experimental.do_not_convert
         def on_data(data):
             self.prepare_random_draws()
-            return step(_of_any_size(data) if self.for_any_size else data)
+            leaves = [leaf for leaf in tree.flatten(data) if tf.is_tensor(leaf)]
+            # As in Keras: in an execution of several steps nothing is counted of one for
+            # which there is no batch, as where a data set of unknown size ends; the one
+            # step of an execution has counted by then.
+            with tf.control_dependencies(leaves if steps > 1 else []):
+                return step(_of_any_size(data) if self.for_any_size else data)
 
         if not self.model.run_eagerly:
             on_data = tf.function(on_data, reduce_retracing=True)
-
-        steps = self.model.steps_per_execution
 
         def on_next(data):
             return on_data(specs.batch_of(data, arrange))
