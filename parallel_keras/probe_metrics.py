@@ -1,0 +1,133 @@
+"""Is the state of each compiled metric summed over the rows, or averaged, or neither?"""
+
+import contextlib
+import itertools
+
+import keras
+from keras import tree
+
+from parallel_keras import keras_internals, stress
+from parallel_keras.probe_known import Findings, unknown_metrics
+from parallel_keras.probe_rows import MEAN, SUM, as_array, mean_of, take
+from parallel_keras.tolerances import close, roughly
+
+
+def probe_metrics(model, data, y_pred, parts, shares):
+    """Find for each metric whether its state is summed, or averaged by rows, or neither."""
+    averaged: set = set()
+    unknown = unknown_metrics(model)
+    if not unknown:
+        return Findings()
+    with _plain_state_kept(unknown) as has_plain_state:
+        whole, again = _metric_states(model, data, y_pred, unknown, updates=2)
+        pieces = _metric_states_of_parts(model, data, y_pred, unknown, parts)
+        plain = [metric for metric in unknown if has_plain_state(metric)]
+    of_large = [] if plain else list(_large_metric_states(model, data, y_pred, unknown, parts))
+    for metric in unknown:
+        keys = [id(variable) for variable in metric.variables]
+        is_steady = all(close(again[key], whole[key]) for key in keys)
+        if metric in plain or not is_steady:
+            # What it is after a batch depends on what it was before.
+            return Findings(of_the_batch=_described(metric))
+        ways = _ways(keys, whole, pieces, shares, close)
+        if not ways:
+            return Findings(of_the_batch=_described(metric))
+        for said, large, of_parts in of_large:
+            ways &= _ways(keys, large, of_parts, shares, roughly)
+            if not ways:
+                text = f"{_described(metric)}, with larger numbers ({said}),"
+                return Findings(of_the_batch=text)
+        if SUM not in ways:
+            averaged.update(keys)
+    return Findings(averaged=frozenset(averaged))
+
+
+def _ways(keys, whole, pieces, shares, near):
+    """How the changes of a metric's variables come together."""
+    fits = {
+        SUM: all(near(whole[key], sum(piece[key] for piece in pieces)) for key in keys),
+        MEAN: all(near(whole[key], mean_of([p[key] for p in pieces], shares)) for key in keys),
+    }
+    return {way for way, is_it in fits.items() if is_it}
+
+
+def _metric_states_of_parts(model, data, y_pred, metrics, parts):
+    return [
+        _metric_states(model, take(data, part), take(y_pred, part), metrics, updates=1)[0]
+        for part in parts
+    ]
+
+
+def _large_metric_states(model, data, y_pred, metrics, parts):
+    """What is said of larger numbers, and the changes by all of them and by their parts."""
+    for said, rows, predictions in stress.predictions(data, y_pred, parts[0].stop, model):
+        with _plain_state_kept(metrics):
+            try:
+                whole = _metric_states(model, rows, predictions, metrics, updates=1)[0]
+                pieces = _metric_states_of_parts(model, rows, predictions, metrics, parts)
+            except Exception:
+                continue  # they have no answer to such numbers
+        yield said, whole, pieces
+
+
+def _described(metric):
+    return f"metric {metric.name} ({type(metric).__name__})"
+
+
+@contextlib.contextmanager
+def _plain_state_kept(metrics):
+    """Undo what metrics do to attributes that are no variables, such as a list of batches.
+
+    Yields:
+        A function of a metric: whether it has changed one.
+    """
+    before = {id(metric): _plain_state(metric) for metric in metrics}
+
+    def has_changed(metric):
+        return not _same(_plain_state(metric), before[id(metric)])
+
+    yield has_changed
+    for metric in metrics:
+        for key, (value, content) in before[id(metric)].items():
+            vars(metric)[key] = value
+            if isinstance(value, list):
+                list.__setitem__(value, slice(None), content)
+            elif isinstance(value, dict):
+                dict.clear(value)
+                dict.update(value, zip(*content, strict=True))
+
+
+def _plain_state(metric):
+    """A metric's own attributes by name, each with a list of what it contains."""
+    of_keras = vars(keras.metrics.Metric(name="any"))
+    return {key: (v, _content(v)) for key, v in vars(metric).items() if key not in of_keras}
+
+
+def _content(value):
+    if isinstance(value, dict):
+        return [list(value), list(value.values())]
+    return list(value) if isinstance(value, list) else []
+
+
+def _same(one, other):
+    """Whether two nests of lists and dicts hold the very same objects."""
+    leaves, others = ([id(leaf) for leaf in tree.flatten(nest)] for nest in (one, other))
+    return leaves == others
+
+
+def _metric_states(model, data, y_pred, metrics, updates):
+    """The change of each state variable by each of some equal updates."""
+    _, y, sample_weight = data
+    container = keras_internals.compile_metrics_of(model)
+    with keras_internals.ObservingScope() as scope, keras_internals.no_gradient():
+        for metric in metrics:
+            metric.reset_state()
+        variables = [v for metric in metrics for v in metric.variables]
+        states = [{id(v): as_array(scope.get_current_value(v)) for v in variables}]
+        for _ in range(updates):
+            container.update_state(y, y_pred, sample_weight)
+            states.append({id(v): as_array(scope.get_current_value(v)) for v in variables})
+    return [
+        {key: after[key] - before[key] for key in after}
+        for before, after in itertools.pairwise(states)
+    ]
