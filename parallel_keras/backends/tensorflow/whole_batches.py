@@ -138,8 +138,8 @@ class WholeBatches(Lowering):
             self.prepare_random_draws()
             leaves = [leaf for leaf in tree.flatten(data) if tf.is_tensor(leaf)]
             # As in Keras: in an execution of several steps nothing is counted of one for
-            # which there is no batch, as where a data set of unknown size ends; the one
-            # step of an execution has counted by then.
+            # which there is no batch, as where a data set of unknown size ends. Where an
+            # execution is one step, Keras mostly counts it: docs/correctness.md.
             with tf.control_dependencies(leaves if steps > 1 else []):
                 return step(_of_any_size(data) if self.for_any_size else data)
 
