@@ -20,7 +20,7 @@ from parallel_keras.probe_known import known as known
 from parallel_keras.probe_known import needs_probe as needs_probe
 from parallel_keras.probe_losses import probe_losses
 from parallel_keras.probe_metrics import probe_metrics
-from parallel_keras.probe_rows import take
+from parallel_keras.probe_rows import rows_of, take
 from parallel_keras.tolerances import tolerance_of
 
 # Rows are cut as 4 + 3: uneven, so that a mean of means shows.
@@ -43,7 +43,7 @@ def probe(model, strategy, x, y=None, sample_weight=None):
     """
     if not needs_probe(model):
         return known(model)
-    rows = min(MAX_ROWS, int(next(leaf for leaf in tree.flatten(x) if leaf is not None).shape[0]))
+    rows = min(MAX_ROWS, rows_of(x))
     data = take((x, y, sample_weight), slice(0, rows))
     parts = batch.row_slices(rows, 2)
     shares = batch.shares(rows, 2)

@@ -6,7 +6,7 @@ from keras import tree
 
 from parallel_keras import backends, keras_internals, step_state, stress
 from parallel_keras.probe_known import unknown_layers
-from parallel_keras.probe_rows import MEAN, SUM, as_array, mean_of, sum_rows, take
+from parallel_keras.probe_rows import MEAN, as_array, mean_of, sum_rows, take, ways_of
 from parallel_keras.tolerances import close, nudge, roughly
 
 
@@ -134,11 +134,10 @@ class _Look:
             if any(key not in piece for piece in pieces):
                 self._refuse_added(key, "it is not added for each part of a batch")
             values = [piece.get(key, np.nan) for piece in pieces]
-            mean = mean_of(values, self.shares)
-            fits = {MEAN: self.near(whole[key], mean), SUM: self.near(whole[key], sum(values))}
-            found[key] = {way for way, is_it in fits.items() if is_it}
+            found[key] = ways_of([(whole[key], values)], self.shares, self.near)
             found[key] &= (known or {}).get(key, found[key])
             if not found[key]:
+                mean = mean_of(values, self.shares)
                 text = f"{whole[key]:.6g} on {sum_rows(self.parts)} rows, {mean:.6g} from its parts"
                 self._refuse_added(key, text)
         return found
@@ -172,7 +171,9 @@ class _Look:
                 self.refuse("batch_output", names or "operations between the layers")
 
     def _refuse_added(self, key, text):
-        _refuse_added(self.model, key, text, self.refuse)
+        layer = keras_internals.flatten_layers(self.model)[key[0]]
+        kind = f"layer {layer.name} ({type(layer).__name__})"
+        self.refuse("batch_added_loss", f"add_loss or activity loss of {kind}: {text}")
 
 
 def _probe_others(outcomes, shares, are_exact, refuse):
@@ -199,15 +200,6 @@ def _probe_others(outcomes, shares, are_exact, refuse):
             is_mean = all(np.array_equal(part, whole) for part in parts)
         if not is_mean:
             refuse("batch_state", path)
-
-
-def _refuse_added(model, key, text, refuse):
-    layer = keras_internals.flatten_layers(model)[key[0]]
-    refuse("batch_added_loss", f"add_loss or activity loss of {_kind_and_name(layer)}: {text}")
-
-
-def _kind_and_name(layer):
-    return f"layer {layer.name} ({type(layer).__name__})"
 
 
 def _has_statistics(layer):

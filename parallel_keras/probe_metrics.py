@@ -8,7 +8,7 @@ from keras import tree
 
 from parallel_keras import keras_internals, stress
 from parallel_keras.probe_known import Findings, unknown_metrics
-from parallel_keras.probe_rows import MEAN, SUM, as_array, mean_of, take
+from parallel_keras.probe_rows import SUM, as_array, take, ways_of
 from parallel_keras.tolerances import close, roughly
 
 
@@ -29,11 +29,11 @@ def probe_metrics(model, data, y_pred, parts, shares):
         if metric in plain or not is_steady:
             # What it is after a batch depends on what it was before.
             return Findings(of_the_batch=_described(metric))
-        ways = _ways(keys, whole, pieces, shares, close)
+        ways = ways_of(_changes(keys, whole, pieces), shares, close)
         if not ways:
             return Findings(of_the_batch=_described(metric))
         for said, large, of_parts in of_large:
-            ways &= _ways(keys, large, of_parts, shares, roughly)
+            ways &= ways_of(_changes(keys, large, of_parts), shares, roughly)
             if not ways:
                 text = f"{_described(metric)}, with larger numbers ({said}),"
                 return Findings(of_the_batch=text)
@@ -42,13 +42,8 @@ def probe_metrics(model, data, y_pred, parts, shares):
     return Findings(averaged=frozenset(averaged))
 
 
-def _ways(keys, whole, pieces, shares, near):
-    """How the changes of a metric's variables come together."""
-    fits = {
-        SUM: all(near(whole[key], sum(piece[key] for piece in pieces)) for key in keys),
-        MEAN: all(near(whole[key], mean_of([p[key] for p in pieces], shares)) for key in keys),
-    }
-    return {way for way, is_it in fits.items() if is_it}
+def _changes(keys, whole, pieces):
+    return [(whole[key], [piece[key] for piece in pieces]) for key in keys]
 
 
 def _metric_states_of_parts(model, data, y_pred, metrics, parts):

@@ -1,4 +1,4 @@
-"""Rows of nested arrays, and numbers out of them."""
+"""Rows of nested arrays, and how the numbers of parts of them come together."""
 
 import numpy as np
 from keras import ops, tree
@@ -7,17 +7,43 @@ from keras import ops, tree
 MEAN, SUM = "mean", "sum"
 
 
+def rows_of(data):
+    """The rows of a batch."""
+    return int(next(leaf for leaf in tree.flatten(data) if leaf is not None).shape[0])
+
+
+def take(data, rows):
+    """Some rows of each array of a batch."""
+    return tree.map_structure(lambda leaf: None if leaf is None else leaf[rows], data)
+
+
 def sum_rows(parts):
     """The number of rows in a list of slices."""
     return parts[-1].stop
 
 
-def take(structure, rows):
-    return tree.map_structure(lambda leaf: None if leaf is None else leaf[rows], structure)
-
-
 def mean_of(values, shares):
-    return sum(share * value for share, value in zip(shares, values, strict=True))
+    """The mean of the parts' values, weighted with their shares of the rows."""
+    with np.errstate(invalid="ignore"):
+        return sum(share * value for share, value in zip(shares, values, strict=True))
+
+
+def ways_of(changes, shares, near):
+    """The ways in which what parts of the rows gave comes to what all of them gave.
+
+    Args:
+        changes: List of pairs: the number of all rows, and a list of those of the parts.
+        shares: The parts' shares of the rows.
+        near: Function that tells whether two numbers are the same.
+
+    Returns:
+        A set of `SUM` and `MEAN`. What is zero would do as either.
+    """
+    fits = {
+        SUM: all(near(whole, sum(parts)) for whole, parts in changes),
+        MEAN: all(near(whole, mean_of(parts, shares)) for whole, parts in changes),
+    }
+    return {way for way, is_it in fits.items() if is_it}
 
 
 def as_array(value):

@@ -11,6 +11,8 @@ import keras
 
 from parallel_keras import keras_internals
 
+# A vocabulary may have millions of these.
+_PLAIN = (str, bytes, int, float, type(None))
 _OF_OTHERS = ("keras.", "tensorflow.", "parallel_keras.", "numpy.", "torch.")
 
 
@@ -32,16 +34,21 @@ def of_layer(layer, is_of_keras):
     if is_of_keras:
         return [name for name, value in held.items() if keras_internals.is_raw_tf_variable(value)]
     held = {"call": type(layer).call, **held}  # which may refer to a global one
-    return [name for name, value in held.items() if _holds_one(value, {id(layer)})]
+    return [name for name, value in held.items() if _holds_one(value, layer)]
 
 
-def _holds_one(value, seen):
-    if keras_internals.is_raw_tf_variable(value):
-        return True
-    if id(value) in seen:
-        return False
-    seen.add(id(value))
-    return any(_holds_one(part, seen) for part in _parts(value))
+def _holds_one(value, layer):
+    # One after another: what a user's objects refer to may be a long chain.
+    waiting, seen = [value], {id(layer)}
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, _PLAIN) or id(one) in seen:
+            continue
+        if keras_internals.is_raw_tf_variable(one):
+            return True
+        seen.add(id(one))
+        waiting += _parts(one)
+    return False
 
 
 def _parts(value):

@@ -178,6 +178,11 @@ class State:
             return type(self.model)._resolve_auto_jit_compile(self.model)
         return False
 
+    @property
+    def is_xla_without_strategy(self):
+        """Whether Keras alone would compile the model's steps with XLA."""
+        return self.auto_jit and type(self.model)._resolve_auto_jit_compile(self.model)
+
     # ---- the three functions ----
 
     def _make_function(self, kind, force=False):

@@ -3,11 +3,11 @@
 import numpy as np
 
 from parallel_keras import keras_internals, logs, step_state
-from parallel_keras.step_numbers import Exact, finite, mean, number_of, short, size
+from parallel_keras.probe_rows import mean_of, ways_of
+from parallel_keras.step_numbers import Exact, difference, finite, number_of, short, size
 from parallel_keras.step_runs import Differs
 
 METRIC = "metric"
-SUMMED, AVERAGED = "summed", "averaged"
 
 
 class Comparison:
@@ -30,7 +30,7 @@ class Comparison:
         self.numbers = numbers
 
     def _mean(self, values):
-        return mean(values, self.shares)
+        return mean_of(values, self.shares)
 
     def updates(self):
         """The gradients of each update, and the weights before it."""
@@ -85,8 +85,7 @@ class Comparison:
             known: What this method returned before, of other numbers.
 
         Returns:
-            A dict from the metric's number to a set of `SUMMED` and `AVERAGED`: one that
-            changed nothing would do as either.
+            A dict from the metric's number to what `probe_rows.ways_of` finds.
         """
         found = {}
         for number, metric in enumerate(keras_internals.every_metric(self.model)):
@@ -94,11 +93,7 @@ class Comparison:
                 (self.whole.metrics[key], [piece.metrics[key] for piece in self.pieces])
                 for key in map(id, metric.variables)
             ]
-            ways = set()
-            if all(self.numbers.near(change, sum(parts)) for change, parts in changes):
-                ways.add(SUMMED)
-            if all(self.numbers.near(change, self._mean(parts)) for change, parts in changes):
-                ways.add(AVERAGED)
+            ways = ways_of(changes, self.shares, self.numbers.near)
             if known is not None:
                 ways &= known.get(number, ways)
             if not ways:
@@ -124,8 +119,8 @@ class Comparison:
             if all(step_state.same(part, after) for part in parts):
                 steady.add(key)
             elif before.dtype.kind != "f" or not self.numbers.near(
-                difference_of(after, before),
-                self._mean([difference_of(part, before) for part in parts]),
+                difference(after, before),
+                self._mean([difference(part, before) for part in parts]),
                 around=after,
             ):
                 raise Differs("step_state", f"variable {variable.path}")
@@ -269,12 +264,6 @@ class Comparison:
             cuts = list(np.cumsum([len(value) for value in values])[:-1]) if fits else []
             if not fits or not all(map(self.numbers.near, np.split(number, cuts), values)):
                 raise Differs("step_output", f"output {_named(path)}")
-
-
-def difference_of(after, before):
-    """What a variable went up by, in its own type."""
-    with np.errstate(invalid="ignore"):
-        return after - before
 
 
 def _is(leaf, value):

@@ -4,7 +4,8 @@ import numpy as np
 from keras import ops
 
 from parallel_keras import step_state
-from parallel_keras.tolerances import coarse, roughly, tolerance
+from parallel_keras.probe_rows import mean_of
+from parallel_keras.tolerances import close, coarse, roughly, tolerance
 
 
 def number_of(leaf):
@@ -24,12 +25,6 @@ def difference(value, before):
         return np.where(value == before, 0.0, value - before)
 
 
-def mean(values, shares):
-    """The mean of the parts' values, weighted with their shares of the rows."""
-    with np.errstate(invalid="ignore"):
-        return sum(share * value for share, value in zip(shares, values, strict=True))
-
-
 def finite(array):
     """An array with zeros where it has no number."""
     return np.nan_to_num(array.astype("float64"), nan=0.0, posinf=0.0, neginf=0.0)
@@ -45,23 +40,9 @@ class Exact:
 
     @staticmethod
     def near(value, other, around=None, floor=1e-6):
-        """Whether numbers are the same up to rounding.
-
-        Args:
-            value, other: Arrays.
-            around: Array of what the two are differences of, for the size of its rounding.
-            floor: Float. A difference that counts as none.
-        """
+        """As `tolerances.close`, of numbers of any type."""
         value, other = np.asarray(value, "float64"), np.asarray(other, "float64")
-        if value.shape != other.shape:
-            return False
-        scale = tolerance() * np.maximum(np.abs(value), np.abs(other))
-        if around is not None:
-            scale = scale + 1e-2 * tolerance() * np.abs(np.asarray(around, "float64"))
-            floor = 1e-9
-        with np.errstate(invalid="ignore"):
-            close = np.abs(value - other) <= scale + floor
-        return bool(np.all(close | (value == other) | (np.isnan(value) & np.isnan(other))))
+        return close(value, other, around, floor)
 
     @staticmethod
     def adds_up(gradient, parts, shares, largest, scaled):
@@ -85,7 +66,7 @@ class Exact:
             if not np.array_equal(counted, np.logical_and.reduce(are_finite[1:])):
                 return False
         with np.errstate(invalid="ignore"):
-            together = mean(parts, shares)
+            together = mean_of(parts, shares)
             wrong = np.abs(gradient - together)
         largest_here = max(size(gradient), size(together))
         limit = tolerance() * largest_here + 1e-2 * tolerance() * largest
@@ -111,7 +92,7 @@ class Coarse:
         """As `Exact.adds_up`."""
         if gradient is None or any(part is None for part in parts):
             return gradient is None and all(part is None for part in parts)
-        together = mean([part.astype("float64") for part in parts], shares)
+        together = mean_of([part.astype("float64") for part in parts], shares)
         return roughly(gradient, together, floor=1e-2 * coarse() * largest)
 
 

@@ -18,9 +18,10 @@ import numpy as np
 from parallel_keras import backends, capabilities, keras_internals, resting, step_state, stress
 from parallel_keras.errors import UnsupportedError
 from parallel_keras.probe import MAX_ROWS
-from parallel_keras.step_compare import SUMMED, Comparison
+from parallel_keras.probe_rows import SUM, rows_of, take
+from parallel_keras.step_compare import Comparison
 from parallel_keras.step_numbers import Coarse, number_of
-from parallel_keras.step_runs import Differs, Runs, rows_of, take
+from parallel_keras.step_runs import Differs, Runs
 from parallel_keras.tolerances import nudge, tolerance_of
 
 
@@ -125,7 +126,7 @@ class _Probe:
         return frozenset(
             id(variable)
             for number, metric in metrics
-            if SUMMED not in ways.get(number, {SUMMED})
+            if SUM not in ways.get(number, {SUM})
             for variable in metric.variables
         )
 

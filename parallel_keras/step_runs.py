@@ -7,10 +7,11 @@ taken down and those of the whole are applied instead, which is what replicas do
 from typing import Any, NamedTuple
 
 import numpy as np
-from keras import ops, tree
+from keras import ops
 
 from parallel_keras import keras_internals, logs, step_state
 from parallel_keras.errors import UnsupportedError
+from parallel_keras.probe_rows import rows_of, take
 from parallel_keras.step_numbers import difference, number_of, same_numbers
 from parallel_keras.stress import NO_STRESS
 
@@ -147,11 +148,7 @@ class Runs:
 
     def _changed(self, of_metrics, start):
         """Values before and after, of the variables that a step has changed."""
-        seeds = {
-            id(generator.state)
-            for layer in keras_internals.flatten_layers(self.model)
-            for generator in keras_internals.seed_generators(layer)
-        }
+        seeds = {id(state) for state in keras_internals.seed_states(self.model)}
         found = {}
         for variable, first in self.kept.values():
             key = id(variable)
@@ -175,19 +172,6 @@ def _of_whole(updates, whole):
     ):
         raise Differs("step_control", f"update {number + 1} is of other variables on a part")
     return other.to_apply
-
-
-# ---- rows ------------------------------------------------------------------------
-
-
-def rows_of(data):
-    """The rows of a batch."""
-    return int(next(leaf for leaf in tree.flatten(data) if leaf is not None).shape[0])
-
-
-def take(data, rows):
-    """Some rows of each array of a batch."""
-    return tree.map_structure(lambda leaf: None if leaf is None else leaf[rows], data)
 
 
 # ---- metrics ---------------------------------------------------------------------

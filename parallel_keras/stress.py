@@ -27,7 +27,7 @@ class Stress(NamedTuple):
         low, high: Floats, factors of what the rows of the first and of the second part hold.
         weights: Float, factor of the weights that train.
         gradients: Float, factor of the gradients of the loss.
-        counters: Tuple of `_Counter`, which have counted very far.
+        counters: Tuple of what counts (see `counting`), and has counted very far.
         nudge: Float, a relative change of the weights, as rounding might be.
     """
 

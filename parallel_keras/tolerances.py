@@ -41,11 +41,22 @@ def nudge():
     return 5e-2 * tolerance()
 
 
-def close(value, other):
-    """Whether two results are the same up to rounding, entry by entry."""
-    scale = np.maximum(np.abs(value), np.abs(other))
+def close(value, other, around=None, floor=1e-6):
+    """Whether two results are the same up to rounding, entry by entry.
+
+    Args:
+        value, other: Arrays.
+        around: Array of what the two are differences of, for the size of its rounding.
+        floor: Float. A difference that counts as none.
+    """
+    if np.shape(value) != np.shape(other):
+        return False
+    scale = tolerance() * np.maximum(np.abs(value), np.abs(other))
+    if around is not None:
+        scale = scale + 1e-2 * tolerance() * np.abs(around)
+        floor = 1e-9
     with np.errstate(invalid="ignore"):
-        near = np.abs(value - other) <= tolerance() * scale + 1e-6
+        near = np.abs(value - other) <= scale + floor
     return bool(np.all(near | (value == other) | (np.isnan(value) & np.isnan(other))))
 
 

@@ -85,6 +85,9 @@ from parallel_keras.keras_internals.layers import (
     seed_generators as seed_generators,
 )
 from parallel_keras.keras_internals.layers import (
+    seed_states as seed_states,
+)
+from parallel_keras.keras_internals.layers import (
     set_keras_mask as set_keras_mask,
 )
 from parallel_keras.keras_internals.layers import (

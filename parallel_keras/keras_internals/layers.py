@@ -141,6 +141,12 @@ def seed_generators(layer):
     return list(layer._seed_generators)
 
 
+def seed_states(model):
+    """The states of all seed generators of a model's layers."""
+    layers = flatten_layers(model)
+    return [generator.state for layer in layers for generator in seed_generators(layer)]
+
+
 def call_has_training(model):
     """Whether a model's `call` takes `training=`. layer.py, 3.15.1."""
     return model._call_has_training_arg

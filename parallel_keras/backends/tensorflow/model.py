@@ -15,7 +15,7 @@ from keras import tree
 
 from parallel_keras import keras_internals
 from parallel_keras.backends import laid_out
-from parallel_keras.backends.tensorflow import placing, specs
+from parallel_keras.backends.tensorflow import past_the_end, placing, specs
 from parallel_keras.backends.tensorflow.devices import tf_device
 
 _SCOPE = "parallel_keras_device_{}"
@@ -72,6 +72,7 @@ class Lowering(laid_out.LaidOut):
 
     def make_function(self, kind):
         stock = super().make_function(kind)
+        on_nothing = past_the_end.without_batch(lambda data: self.model.train_step(data))
 
         def function(batches):
             if kind == "predict":
@@ -82,9 +83,17 @@ class Lowering(laid_out.LaidOut):
                 batches = list(batches)
                 self._build_before(kind, specs.arrays(keras_internals.unpack(batches[0])))
                 batches = iter(batches)
-            return stock(batches)
+            try:
+                return stock(batches)
+            except tf.errors.OutOfRangeError:
+                if kind == "train" and past_the_end.is_done_by_keras(self.model):
+                    on_nothing(batches)
+                raise
 
         return function
+
+    def _step(self, model, stock):
+        return past_the_end.waiting(super()._step(model, stock))
 
     def _build_before(self, kind, data):
         """Build what is not built before the step is traced, so that it has its place."""

@@ -43,7 +43,8 @@ class Replica:
         """Weighted gradients, what the forward pass assigned, and the times of both ends."""
         model, rows = self.model, self._rows(total)
         start = self.clock.mark(leaf for leaf in tree.flatten(data) if leaf is not None)
-        x, y, sample_weight = rows.take(data)
+        with tf.control_dependencies([start]):  # so that nothing is computed before it
+            x, y, sample_weight = rows.take(data)
         trainable = [v._value for v in model.trainable_variables]
         with capture(model, self._number) as scope, counting(rows.some):
             with tf.GradientTape() as tape:
@@ -58,8 +59,8 @@ class Replica:
         refuse_assigned_weights(scope, model, self.strategy)
         leaves = [leaf for leaf in tree.flatten((x, y, sample_weight)) if leaf is not None]
         uses = [None if g is None else self._uses(g, leaves, rows) for g in gradients]
-        metric_ids = self._update_metrics(scope, rows, y, y_pred, sample_weight, losses)
-        parts = self._parts_of_state(scope, rows, metric_ids)
+        self._update_metrics(scope, rows, y, y_pred, sample_weight, losses)
+        parts = self._parts_of_state(scope, rows)
         times = start, self.clock.mark([start, *dense([*gradients, *losses])])
         return uses, parts, times
 
@@ -82,8 +83,8 @@ class Replica:
             y_pred, losses = self._forward(x, y, sample_weight, rows, training=False)
             if self.findings.of_the_batch:
                 self._of_the_batch(data, total, y_pred, losses, differentiate=False)
-        metric_ids = self._update_metrics(scope, rows, y, y_pred, sample_weight, losses)
-        return self._parts_of_state(scope, rows, metric_ids)
+        self._update_metrics(scope, rows, y, y_pred, sample_weight, losses)
+        return self._parts_of_state(scope, rows)
 
     def predict(self, data, total):
         """Outputs for this replica's rows, and what the forward pass assigned."""
@@ -92,12 +93,11 @@ class Replica:
         with capture(self.model, self._number) as scope:
             y_pred = self._call(x, training=False)
         outputs = tree.map_structure(lambda leaf: rows.own(leaf, self.strategy), y_pred)
-        of_metrics = {id(v) for metric in self.model.metrics for v in metric.variables}
-        return outputs, self._parts_of_state(scope, rows, of_metrics)
+        return outputs, self._parts_of_state(scope, rows)
 
-    def _parts_of_state(self, scope, rows, exclude):
+    def _parts_of_state(self, scope, rows):
         """This replica's parts of the variables that were assigned, named in `assigned`."""
-        self.assigned, values = new_values(scope, exclude)
+        self.assigned, values = new_values(scope, exclude=self._metric_variables())
         return [weighted(tf.convert_to_tensor(v), rows) for v in values]
 
     def _rows(self, total):
@@ -141,9 +141,8 @@ class Replica:
     # ---- metrics ----
 
     def _update_metrics(self, scope, rows, y, y_pred, sample_weight, losses):
-        """Add this replica's rows; returns the ids of all metric variables."""
-        model = self.model
-        variables = {id(v): v for metric in model.metrics for v in metric.variables}
+        """Add this replica's rows."""
+        model, variables = self.model, self._metric_variables()
         averaged = self._averaged(y_pred) & variables.keys()
         before = {key: tf.identity(variables[key].value) for key in averaged}
 
@@ -165,7 +164,10 @@ class Replica:
             update()
         elif not isinstance(rows.count, int):
             tf.cond(rows.some, update, lambda: tf.constant(0))
-        return variables.keys()
+
+    def _metric_variables(self):
+        """By id; they are no state of the layers."""
+        return {id(v): v for metric in self.model.metrics for v in metric.variables}
 
     def _averaged(self, y_pred):
         """Ids of the metric variables whose change counts with the share of the rows.

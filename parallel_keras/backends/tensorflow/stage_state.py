@@ -27,8 +27,7 @@ class StageState:
         self.model = model
         self.rows = rows
         self.strategy = strategy
-        layers = keras_internals.flatten_layers(model)
-        seeds = [g.state for layer in layers for g in keras_internals.seed_generators(layer)]
+        seeds = keras_internals.seed_states(model)
         self._seeds = {id(v) for v in (*seeds, keras_internals.global_seed_state())}
         self._metrics = {id(v) for metric in model.metrics for v in metric.variables}
         self._drawn: dict = {}  # by id: a seed, and its value after the last draw

@@ -21,11 +21,7 @@ def capture(model, replica):
 
 def every_seed(model):
     """The variables that a model's random draws start from, with that of the process."""
-    seeds = [
-        generator.state
-        for layer in keras_internals.flatten_layers(model)
-        for generator in keras_internals.seed_generators(layer)
-    ]
+    seeds = keras_internals.seed_states(model)
     of_process = keras_internals.global_seed_state()
     return seeds if of_process is None else [*seeds, of_process]
 

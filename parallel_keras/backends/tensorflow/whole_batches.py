@@ -7,6 +7,7 @@ batch size, for generators, and for the on_batch methods alike.
 
 import contextlib
 import itertools
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -15,8 +16,9 @@ from keras import tree
 from parallel_keras import capabilities, features, keras_internals
 from parallel_keras import probe as probing
 from parallel_keras.backends.lowering import Lowering
-from parallel_keras.backends.tensorflow import specs
+from parallel_keras.backends.tensorflow import past_the_end, specs
 from parallel_keras.backends.tensorflow.entries import NeedsAnySize
+from parallel_keras.backends.tensorflow.past_the_end import waiting, without_batch
 from parallel_keras.backends.tensorflow.rows import total_rows
 
 
@@ -88,10 +90,10 @@ class WholeBatches(Lowering):
             if spec is not None and not self.model.run_eagerly:
                 # For batches of any size: the step is then traced once, as in
                 # Keras, and not for the size of this batch and again for others.
-                self._traced(kind, lambda on_data, _: on_data.get_concrete_function(spec))
-            return self.finished(kind, self._traced(kind, lambda on_data, _: on_data(data)))
+                self._traced(kind, lambda made: made.on_data.get_concrete_function(spec))
+            return self.finished(kind, self._traced(kind, lambda made: made.on_data(data)))
 
-        def function(iterator):
+        def next_logs(iterator):
             if not isinstance(iterator, tf.data.Iterator):
                 batches = (specs.arrays(arrange(data)) for data in iterator)
                 return _last(at_hand(data) for data in self._of_an_execution(batches))
@@ -100,7 +102,15 @@ class WholeBatches(Lowering):
                 if look.is_needed(spec):
                     batches = (specs.batch_of(data, arrange) for data in iterator)
                     return _last(at_hand(data, spec) for data in self._of_an_execution(batches))
-            return self.finished(kind, self._traced(kind, lambda _, on: on(iterator)))
+            return self.finished(kind, self._traced(kind, lambda made: made.on_iterator(iterator)))
+
+        def function(iterator):
+            try:
+                return next_logs(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if kind == "train" and isinstance(iterator, tf.data.Iterator):
+                    self._go_past_the_end(iterator)
+                raise
 
         def predict(batches):
             data = (specs.arrays(arrange(one)) for one in batches)
@@ -112,14 +122,19 @@ class WholeBatches(Lowering):
         """The next batches of an iterator: as many as Keras takes between two callbacks."""
         return itertools.islice(batches, self.model.steps_per_execution)
 
+    def _go_past_the_end(self, iterator):
+        """Do what Keras does of a step for which there is no batch."""
+        if self._made["train"] and past_the_end.is_done_by_keras(self.model):
+            self._traced("train", lambda made: made.on_nothing(iterator))
+
     def _traced(self, kind, use):
         """Use the functions of a kind, traced anew where their graph knew too much."""
         try:
-            return use(*self._functions(kind))
+            return use(self._functions(kind))
         except NeedsAnySize:
             self.for_any_size = True
             self._made[kind] = {}
-            return use(*self._functions(kind))
+            return use(self._functions(kind))
 
     def _functions(self, kind):
         # A step is traced with what the probe has found: one that was traced
@@ -130,33 +145,28 @@ class WholeBatches(Lowering):
         return made[known]
 
     def _compile(self, step, arrange):
-        """The step on a batch at hand, and on the next ones of an iterator."""
+        """A step's functions."""
         steps = self.model.steps_per_execution
 
-        @tf.autograph.experimental.do_not_convert
         def on_data(data):
             self.prepare_random_draws()
-            leaves = [leaf for leaf in tree.flatten(data) if tf.is_tensor(leaf)]
-            # As in Keras: in an execution of several steps nothing is counted of one for
-            # which there is no batch, as where a data set of unknown size ends. Where an
-            # execution is one step, Keras mostly counts it: docs/correctness.md.
-            with tf.control_dependencies(leaves if steps > 1 else []):
-                return step(_of_any_size(data) if self.for_any_size else data)
+            return step(_of_any_size(data) if self.for_any_size else data)
 
-        if not self.model.run_eagerly:
-            on_data = tf.function(on_data, reduce_retracing=True)
+        compiled = self._compiled(waiting(on_data))
 
         def on_next(data):
-            return on_data(specs.batch_of(data, arrange))
+            return compiled(specs.batch_of(data, arrange))
 
-        @tf.autograph.experimental.do_not_convert
         def on_iterator(iterator):
             result = on_next(iterator.get_next())
             return result if steps == 1 else _others(on_next, iterator, steps - 1, result)
 
-        if not self.model.run_eagerly:
-            on_iterator = tf.function(on_iterator, reduce_retracing=True)
-        return on_data, on_iterator
+        on_nothing = without_batch(lambda data: on_data(specs.batch_of(data, arrange)))
+        return _Functions(compiled, self._compiled(on_iterator), on_nothing)
+
+    def _compiled(self, function):
+        function = tf.autograph.experimental.do_not_convert(function)
+        return function if self.model.run_eagerly else tf.function(function, reduce_retracing=True)
 
     def prepare_random_draws(self):
         """Make the state of draws without a seed where it can live: outside of the step."""
@@ -164,6 +174,14 @@ class WholeBatches(Lowering):
         is_lambda = (isinstance(layer, keras.layers.Lambda) for layer in layers)
         if any(is_lambda) or features.has_user_code(self.model):
             keras_internals.ensure_global_seed()
+
+
+class _Functions(NamedTuple):
+    """What a step is compiled to."""
+
+    on_data: Any  # a batch at hand
+    on_iterator: Any  # the next batches of an iterator: as many as an execution takes
+    on_nothing: Any  # an iterator that has ended: what needs no batch
 
 
 def _others(step, iterator, count, result):

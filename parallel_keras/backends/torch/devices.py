@@ -44,3 +44,15 @@ def torch_device(name):
     """The `torch.device` that computes for a canonical name."""
     kind, index = device_names.kind_of(name), device_names.index_of(name)
     return torch.device("cpu") if kind == "cpu" else torch.device("cuda", index)
+
+
+def by_device(devices):
+    """Pairs of a device and the numbers of what is there, one for each device.
+
+    Args:
+        devices: List of the device of each.
+    """
+    return [
+        (device, [number for number, other in enumerate(devices) if other == device])
+        for device in dict.fromkeys(devices)
+    ]

@@ -15,7 +15,7 @@ from parallel_keras import devices as device_names
 from parallel_keras import keras_internals
 from parallel_keras.backends import laid_out
 from parallel_keras.backends.torch import buffers
-from parallel_keras.backends.torch.devices import torch_device
+from parallel_keras.backends.torch.devices import by_device, torch_device
 from parallel_keras.backends.torch.optimizers import PlacedOptimizer
 
 
@@ -143,8 +143,7 @@ def _by_devices(function, tensors, *args, **kwargs):
     if len(set(devices)) == 1:
         return function(tensors, *args, **kwargs)
     results = [None] * len(devices)
-    for device in dict.fromkeys(devices):
-        numbers = [number for number, other in enumerate(devices) if other == device]
+    for device, numbers in by_device(devices):
 
         def chosen(value, numbers=numbers, device=device):
             if isinstance(value, (list, tuple)) and len(value) == len(devices):

@@ -13,6 +13,7 @@ import keras
 import torch
 
 from parallel_keras import features, keras_internals
+from parallel_keras.backends.torch.devices import by_device
 
 
 class PlacedOptimizer:
@@ -163,7 +164,4 @@ def _together(places, in_order):
     if in_order:
         runs = itertools.groupby(range(len(places)), key=places.__getitem__)
         return [(place, list(numbers)) for place, numbers in runs]
-    return [
-        (place, [i for i, other in enumerate(places) if other == place])
-        for place in dict.fromkeys(places)
-    ]
+    return by_device(places)

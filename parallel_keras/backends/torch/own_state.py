@@ -33,11 +33,7 @@ class StateWatch:
         self.group = group
         self.device = device
         self.world_size = world_size
-        seeds = {
-            id(generator.state)
-            for layer in keras_internals.flatten_layers(model)
-            for generator in keras_internals.seed_generators(layer)
-        }
+        seeds = {id(state) for state in keras_internals.seed_states(model)}
         self.variables = variables
         self._watched = [
             number
