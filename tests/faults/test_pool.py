@@ -26,7 +26,7 @@ if BACKEND == "torch":
     from keras.src.backend.common import global_state
 
     from parallel_keras import keras_internals
-    from parallel_keras.backends.torch import board, memory, workers
+    from parallel_keras.backends.torch import board, looking, memory, workers
     from parallel_keras.errors import WorkerError
 
 HERE = str(pathlib.Path(__file__).parent)
@@ -73,7 +73,9 @@ def gradient_of_a_rank(group, rank):
     """One backward pass through DistributedDataParallel."""
     torch.manual_seed(0)
     module = torch.nn.Linear(3, 2)
-    ddp = torch.nn.parallel.DistributedDataParallel(module, process_group=group, init_sync=False)
+    ddp = torch.nn.parallel.DistributedDataParallel(
+        module, process_group=group.of_torch, init_sync=False
+    )
     ddp(torch.full((4, 3), float(rank + 1))).sum().backward()
     return module.weight.grad
 
@@ -217,7 +219,7 @@ def test_published_numbers(lasting):
     first, second = lasting.wait_published(number)
     assert first.tolist() == [1.5, 2.5]
     assert second.tolist() == []
-    with pytest.raises(board.NotPublished):
+    with pytest.raises(looking.NotSeen):
         lasting.workers[0].board.wait(number + 1, lasting.check, 0.2)
 
 

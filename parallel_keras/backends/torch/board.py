@@ -8,18 +8,15 @@ collective costs a fraction of a millisecond.
 import mmap
 import os
 import threading
-import time
 
 import numpy as np
+
+from parallel_keras.backends.torch.looking import look_until
 
 _NUMBER, _LENGTH = range(2)
 _HEAD = 8  # numbers before the vector
 # Pages that nobody writes take no memory.
 CAPACITY = 1 << 22
-
-
-class NotPublished(TimeoutError):
-    """A worker has not published a step's numbers in time."""
 
 
 class Board:
@@ -53,23 +50,15 @@ class Board:
     # ---- the caller's side ----
 
     def wait(self, number, check, timeout):
-        """The vector under a step's number: look, then look and sleep a little.
+        """The vector under a step's number.
 
         Args:
             number: Int.
             check: Called now and then; raises where waiting is in vain.
             timeout: Float, in seconds.
         """
-        deadline = time.monotonic() + timeout
-        looks = 0
-        while self._numbers[_NUMBER] < number:
-            looks += 1
-            if looks > 50:
-                time.sleep(0.00005 if looks < 2000 else 0.001)
-            if looks % 200 == 0:
-                check()
-                if time.monotonic() > deadline:
-                    raise NotPublished(f"no result of step {number} within {timeout:g} s")
+        what = f"waiting for the result of step {number}"
+        look_until(lambda: self._numbers[_NUMBER] >= number, check, timeout, what)
         self._keep_order()
         return self._numbers[_HEAD : _HEAD + int(self._numbers[_LENGTH])].copy()
 

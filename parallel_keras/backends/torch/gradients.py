@@ -1,15 +1,18 @@
 """Gradients of the global batch from those of the ranks.
 
-`DistributedDataParallel` reduces the gradients while the backward pass goes on.
-Where it cannot (the first step, when it is not known yet which weights the loss
-reaches; a rank without rows; between the updates of gradient accumulation) they
-are reduced in one piece afterwards. Never both.
+`DistributedDataParallel` gathers the gradients in buckets while the backward pass goes on,
+and reduces them with NCCL on GPUs; between processes of one machine's CPU they go through
+`SharedSums`. Where DDP cannot (the first step, when it is not known yet which weights the
+loss reaches; a rank without rows; between the updates of gradient accumulation) they are
+reduced in one piece afterwards. Never both.
 """
 
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+
+from parallel_keras.backends.torch.shared_sums import rounded
 
 
 class GradientReducer:
@@ -34,6 +37,8 @@ class GradientReducer:
         """Use these parameters from now on; `forward(*data)` gives loss and outputs."""
         self.parameters = parameters
         self._module = _LossModule(parameters, forward)
+        # Of as many buckets as there may be, one for `never_used` among them.
+        self._nbytes = rounded(1) + sum(rounded(p.numel() * p.element_size()) for p in parameters)
         self._ddp = None
         self.reached = []
 
@@ -47,6 +52,8 @@ class GradientReducer:
         if overlapped and self.reached and self.parameters:
             if self._ddp is None:
                 self._ddp = self._wrap()
+            if self.group.sums is not None:
+                self.group.sums.begin(self._nbytes)
             return self._ddp(*data)
         return self._module(*data)
 
@@ -61,8 +68,10 @@ class GradientReducer:
         """
         if overlapped and self._ddp is not None and self.reached:
             self.ddp_steps += 1
-            # DDP divides the sum of the gradients by the number of ranks.
-            loss = loss * (share * self.world_size)
+            if self.group.sums is None:
+                # DDP divides the sum of the gradients by the number of ranks.
+                share *= self.world_size
+            loss = loss * share
             # Called in the order in which they were queued: DDP queues its wait for the
             # other ranks later, when the last gradient is there.
             queue = torch.autograd.Variable._execution_engine.queue_callback
@@ -81,6 +90,8 @@ class GradientReducer:
                 earlier steps and adds now.
         """
         if reduced and self._ddp is not None and self.reached:
+            if self.group.sums is not None:
+                self.group.sums.finish()
             return [parameter.grad for parameter in self.parameters]
         return self._reduce(held or [None] * len(self.parameters))
 
@@ -103,7 +114,7 @@ class GradientReducer:
             if not chosen:
                 continue
             flat = torch.cat([self._local(index, held[index]).reshape(-1) for index in chosen])
-            self.group.allreduce([flat]).wait()
+            self.group.add_up(flat)
             self.reduced_bytes += flat.numel() * flat.element_size()
             sizes = [self.parameters[index].numel() for index in chosen]
             for index, part in zip(chosen, flat.split(sizes), strict=True):
@@ -133,9 +144,9 @@ class GradientReducer:
             self._module.register_parameter(
                 "never_used", torch.nn.Parameter(torch.zeros(1, device=self.parameters[0].device))
             )
-        return DistributedDataParallel(
+        ddp = DistributedDataParallel(
             self._module,
-            process_group=self.group,
+            process_group=self.group.of_torch,
             # The parameters are equal already: the caller's were sent.
             init_sync=False,
             gradient_as_bucket_view=True,
@@ -143,6 +154,18 @@ class GradientReducer:
             # Keras; telling them apart walks the graph each step.
             find_unused_parameters=looks,
         )
+        if self.group.sums is not None:
+            ddp.register_comm_hook(self.group.sums, _put)
+        return ddp
+
+
+def _put(sums, bucket):
+    """In the place of DDP's all-reduce: a bucket of gradients is complete."""
+    gradients = bucket.buffer()
+    sums.put(gradients)
+    done = torch.futures.Future()
+    done.set_result(gradients)  # its own ones, until `finish`
+    return done
 
 
 class _LossModule(torch.nn.Module):

@@ -18,22 +18,51 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from parallel_keras.backends.torch.shared_sums import SharedSums, rounded
 from parallel_keras.errors import WorkerError
 
 
-def make(path, rank, world_size, device, timeout, secret):
+class Group:
+    """The process group of all ranks, with all that torch's own has.
+
+    Args:
+        of_torch: A `torch.distributed.ProcessGroup`.
+        sums: `SharedSums`, where all ranks are on one machine's CPU, else `None`.
+    """
+
+    def __init__(self, of_torch, sums=None):
+        self.of_torch = of_torch
+        self.sums = sums
+
+    def __getattr__(self, name):
+        return getattr(self.of_torch, name)
+
+    def add_up(self, tensor):
+        """Write the sum over the ranks into a tensor of one dimension."""
+        if self.sums is None:
+            self.of_torch.allreduce([tensor]).wait()
+            return
+        self.sums.begin(rounded(tensor.numel() * tensor.element_size()))
+        self.sums.put(tensor)
+        self.sums.finish()
+
+
+def make(paths, rank, world_size, device, timeout, secret, check):
     """Meet the other ranks.
 
     Args:
-        path: String, a file that all ranks can open, empty at first.
+        paths: Pair of strings: files that all ranks can open, to meet in, empty at first,
+            and for `SharedSums`, or `None` where there are none.
         rank, world_size: Ints.
         device: This rank's `torch.device`.
         timeout: Float, in seconds, for each collective.
         secret: Bytes, the same on all ranks.
+        check: Called now and then while others are waited for; raises where that is in vain.
 
     Returns:
-        A `torch.distributed.ProcessGroup`.
+        A `Group`.
     """
+    path, path_of_sums = paths
     limit = timedelta(seconds=timeout)
     store = dist.FileStore(path, world_size)
     store.set_timeout(limit)
@@ -54,8 +83,12 @@ def make(path, rank, world_size, device, timeout, secret):
         nccl_store = dist.PrefixStore("nccl", store)
         nccl = nccl_class(nccl_store, rank, world_size, nccl_options)
         group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+    sums = None
+    if path_of_sums is not None:
+        # Before the ranks have met: after that the file may have no path any more.
+        sums = SharedSums(path_of_sums, rank, world_size, timeout, check)
     _prove(group, rank, world_size, secret)
-    return group
+    return Group(group, sums)
 
 
 def _prove(group, rank, world_size, secret):

@@ -8,7 +8,6 @@ for the number of the next message, which is written last.
 import mmap
 import os
 import threading
-import time
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ import torch
 from parallel_keras import keras_internals
 from parallel_keras.backends.torch import memory
 from parallel_keras.backends.torch.channel import DTYPES, NOTHING, described
+from parallel_keras.backends.torch.looking import look_until
 
 # A link's first bytes: how many messages have been read, then the places of messages,
 # each with its number, its count of tensors, and a row for each of them.
@@ -24,10 +24,6 @@ _ROWS = 120
 _WIDTH = 16  # numbers of a row: where the tensor lies, and what `described` tells
 _PLACE = 8 + _ROWS * _WIDTH
 _HEAD_BYTES = 8 * (8 + _PLACES * _PLACE)
-
-
-class NotSent(TimeoutError):
-    """Another rank has sent nothing in time."""
 
 
 class Link:
@@ -151,18 +147,7 @@ class LinkedChannel:
             link.close()
 
     def _wait(self, condition):
-        """Look, then look and sleep a little."""
-        looks, deadline = 0, 0.0
-        while not condition():
-            looks += 1
-            if looks > 100:
-                time.sleep(0.00005 if looks < 4000 else 0.001)
-            if looks % 500 == 0:
-                self.check()
-                now = time.monotonic()
-                deadline = deadline or now + self.timeout
-                if now > deadline:
-                    raise NotSent(f"another stage sent nothing within {self.timeout:g} s")
+        look_until(condition, self.check, self.timeout, "waiting for another stage")
 
 
 def make_files(world_size):

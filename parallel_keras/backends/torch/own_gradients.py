@@ -72,7 +72,7 @@ class UpdateReducer:
                 ]
             )
             flat.mul_(share)
-            self.group.allreduce([flat]).wait()
+            self.group.add_up(flat)
             self.reduced_bytes += flat.numel() * flat.element_size()
             parts = flat.split([v.numel() for _, v in pairs])
             return [

@@ -234,8 +234,7 @@ def is_of_a_collective(kind, text):
         "DistBackendError",
         "DistNetworkError",
         "DistStoreError",
-        "NotPublished",
-        "NotSent",
+        "NotSeen",
     ):
         return True
     return kind == "RuntimeError" and bool(_COLLECTIVE.search(text))

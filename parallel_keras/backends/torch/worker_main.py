@@ -47,7 +47,7 @@ def main():
         channel.send(("hello",))
         while True:
             try:
-                message = _next_message(channel, context.world_size)
+                message = _next_message(channel, context.has_a_core)
             except (EOFError, ConnectionError):
                 os._exit(0)  # the caller has gone
             if message[0] == "regroup":
@@ -62,20 +62,13 @@ def main():
         os._exit(1)
 
 
-def available_cores():
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))  # what a container may use
-    return os.cpu_count() or 1
-
-
-def _next_message(channel, world_size):
+def _next_message(channel, stays_awake):
     """Wait for the caller.
 
     Between two steps the caller needs about a millisecond. To fall asleep for it costs
     more than that: the one who wakes a process up pays for it too.
     """
-    if world_size <= available_cores():  # this one needs none that another waits for
+    if stays_awake:
         awake_until = time.perf_counter() + _STAY_AWAKE
         while time.perf_counter() < awake_until and not channel.poll(0):
             pass
@@ -90,6 +83,7 @@ class Context:
         self.channel = channel
         self.board = board
         self.world_size = 1
+        self.has_a_core = False  # that no other rank waits for
         self.group: Any = None
         self.device: Any = None
         self.inbound: Any = None
@@ -98,19 +92,22 @@ class Context:
     def send(self, message):
         self.channel.send(message)
 
-    def regroup(self, path, world_size, device_name, timeout, secret, threads):
+    def regroup(self, paths, world_size, device_name, timeout, secret, threads):
         """Take part in a new process group."""
         import torch
 
-        from parallel_keras.backends.torch import devices, group
+        from parallel_keras.backends.torch import devices, group, looking
 
         self.group = None
         self.world_size = world_size
+        self.has_a_core = world_size <= looking.available_cores()
         self.device = devices.torch_device(device_name)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         torch.set_num_threads(threads)
-        self.group = group.make(path, self.rank, world_size, self.device, timeout, secret)
+        # What goes wrong elsewhere the caller finds out, and ends all workers.
+        meeting = paths, self.rank, world_size, self.device, timeout, secret
+        self.group = group.make(*meeting, check=lambda: None)
 
 
 def _report(channel, error):

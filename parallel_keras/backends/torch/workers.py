@@ -8,6 +8,7 @@ trouble the whole pool is ended, since the survivors sit in a collective.
 import atexit
 import contextlib
 import ctypes
+import functools
 import itertools
 import os
 import re
@@ -23,10 +24,11 @@ import torch
 from parallel_keras import devices as device_names
 from parallel_keras import keras_internals
 from parallel_keras.backends.torch import group as groups
-from parallel_keras.backends.torch import memory
+from parallel_keras.backends.torch import links, memory
 from parallel_keras.backends.torch.devices import torch_device
+from parallel_keras.backends.torch.looking import available_cores
+from parallel_keras.backends.torch.shared_sums import SharedSums
 from parallel_keras.backends.torch.worker import SERVER, Worker, is_of_a_collective
-from parallel_keras.backends.torch.worker_main import available_cores
 from parallel_keras.errors import WorkerError
 
 START_TIMEOUT = 180.0  # imports of torch and Keras on a busy machine
@@ -136,15 +138,20 @@ class Pool:
             worker.wait_until_up(deadline)
         self.group = self._formed = None
         meeting = memory.Meeting()
+        shared = memory.SharedFile(SharedSums.FIRST_SIZE)
+        ours = [torch_device(name) for name in devices]
+        paths = meeting.path, shared.path if links.on_one_cpu(ours) else None
         threads = threads_of_a_rank(world_size)
         for worker in self.active:
             details = (world_size, devices[worker.rank], timeout, self.secret, threads)
-            worker.send(("regroup", meeting.path, *details))
-        device = torch_device(devices[0])
+            worker.send(("regroup", paths, *details))
+        # Not the pool itself, which would keep the group and be kept by it.
+        check = functools.partial(Pool.check, weakref.proxy(self))
         try:
-            self.group = groups.make(meeting.path, 0, world_size, device, timeout, self.secret)
+            self.group = groups.make(paths, 0, world_size, ours[0], timeout, self.secret, check)
         finally:
             meeting.over()
+            shared.close()
         self._formed = self.wanted
         self.generation = next(_generations)
         return self.generation
@@ -267,9 +274,7 @@ class Pool:
             return error
         if not self.active or not is_of_a_collective(type(error).__name__, str(error)):
             return None
-        late = bool(
-            re.search(r"time|NotPublished|NotSent", f"{type(error).__name__} {error}", re.I)
-        )
+        late = bool(re.search(r"time|NotSeen", f"{type(error).__name__} {error}", re.I))
         # A dead peer breaks the collective before its end is known here; after
         # a time-out there is nothing more to wait for.
         deadline = time.monotonic() + (0.3 if late else 3.0)

@@ -1,0 +1,45 @@
+"""Waiting for another rank that writes into memory which both map."""
+
+import os
+import time
+
+
+class NotSeen(TimeoutError):
+    """What another rank should have written is not there in time."""
+
+
+def look_until(condition, check, timeout, what, awake=0.0):
+    """Wait for a condition: look, then look and sleep a little.
+
+    Args:
+        condition: Function without arguments that tells whether it is there.
+        check: Called now and then; raises where waiting is in vain.
+        timeout: Float, in seconds.
+        what: String for the error: what is waited for.
+        awake: Float, in seconds. How long to go on looking without any sleep: waking up
+            takes longer than what is waited for, where it comes soon and a core is free.
+
+    Raises:
+        NotSeen: After `timeout` seconds.
+    """
+    for _ in range(100):
+        if condition():
+            return
+    start = time.monotonic()
+    looks = 0
+    while not condition():
+        looks += 1
+        waited = time.monotonic() - start
+        if waited > awake:
+            time.sleep(0.00005 if waited < 0.5 else 0.001)
+        if looks % 200 == 0:
+            check()
+            if waited > timeout:
+                raise NotSeen(f"{what}: nothing within {timeout:g} s")
+
+
+def available_cores():
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))  # what a container may use
+    return os.cpu_count() or 1
