@@ -68,7 +68,9 @@ _KINDS = {
 
 
 def of_compile(model):
-    """Features of what `compile` was given."""
+    """Features of what `compile` was given, or was set without it."""
+    if model.jit_compile:
+        yield "jit_compile", f"jit_compile={model.jit_compile}"
     if not model.compiled:
         return
     for loss in user_losses(model):
@@ -78,8 +80,6 @@ def of_compile(model):
         yield "own_update", received
     if model.steps_per_execution > 1:
         yield "steps_per_execution", f"steps_per_execution={model.steps_per_execution}"
-    if model.jit_compile:
-        yield "jit_compile", f"jit_compile={model.jit_compile}"
     if model.run_eagerly:
         yield "run_eagerly", f"run_eagerly={model.run_eagerly}"
 

@@ -9,6 +9,7 @@ import models
 import numpy as np
 import pytest
 import rows
+import stage_models
 from cases import compiled
 from harness import BACKEND, LONG_WHERE_TRACED, compare, fit, make, state
 
@@ -139,6 +140,26 @@ def test_data_of_unknown_size_end_within_an_execution(strategy, steps):
         if chosen is None and counted != 3 * (5 if steps == 1 else 4):
             pytest.skip(f"plain Keras has lost its race: {counted} steps")
     compare(f"unknown_size_{steps}", strategy, *records)
+
+
+@pytest.mark.parametrize("strategy", ["data=3", "model=2", "pipeline=2"])
+def test_an_input_that_a_generator_leaves_out(strategy):
+    data = rows.classes()
+
+    def parts(*names):
+        for start in range(0, 48, 16):
+            part = {name: values[start : start + 16] for name, values in data.items()}
+            yield ({"x": part["x"], "other": None}, *(part[name] for name in names))
+
+    records = []
+    for chosen in (None, strategy):
+        model = make(stage_models.optional_input, compiled()(), chosen)
+        history = fit(model, parts("y"), verbose=0)
+        evaluated = model.evaluate(parts("y"), verbose=0)
+        predicted = model.predict(parts(), verbose=0)
+        found = {"evaluate": evaluated, "predict": predicted}
+        records.append({"history": history, **found, **state(model)})
+    compare("left_out_by_generator", strategy, *records)
 
 
 @pytest.mark.backend("tensorflow")

@@ -38,3 +38,10 @@ def test_predict_without_compile(build, strategy):
         else:
             records[-1]["alone"] = records[-1]["after writing"]
     compare("uncompiled", strategy, *records)
+
+
+def test_xla_is_refused_without_compile():
+    model = pk.parallelize(models.mlp(), "data=2")
+    model.jit_compile = True
+    with pytest.raises(pk.UnsupportedError, match="jit_compile"):
+        model.predict(rows.classes()["x"], verbose=0)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps
 
 from parallel_keras import keras_internals
+from parallel_keras.backends.tensorflow import specs
 
 _HAS_NO_BATCH = contextvars.ContextVar("without a batch", default=False)
 _READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
@@ -49,7 +50,7 @@ def without_batch(step):
     """A function that does what a step does without its batch.
 
     Args:
-        step: Function of a batch as an iterator gives it, to be traced.
+        step: Function of a batch, to be traced.
 
     Returns:
         Function of an iterator that has ended.
@@ -59,8 +60,8 @@ def without_batch(step):
     def on_nothing(optional):
         graph = tf.compat.v1.get_default_graph()
         count = len(graph.get_operations())
-        data = optional.get_value()
-        asked = graph.get_operations()[count]
+        data = specs.without_optionals(optional.get_value())
+        asked = next(o for o in graph.get_operations()[count:] if o.type == "OptionalGetValue")
         token = _HAS_NO_BATCH.set(True)
         try:
             step(data)

@@ -36,10 +36,14 @@ def spec_of(iterator, arrange=unpacked):
 
 def batch_of(data, arrange=unpacked):
     """A batch of an iterator with its arrays as tensors."""
-    data = tree.map_structure(
+    return arrays(arrange(without_optionals(data)))
+
+
+def without_optionals(data):
+    """A batch of an iterator with `None` where there is nothing: Keras hands over optionals."""
+    return tree.map_structure(
         lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data
     )
-    return arrays(arrange(data))
 
 
 def arrays(data):

@@ -95,7 +95,7 @@ class WholeBatches(Lowering):
 
         def next_logs(iterator):
             if not isinstance(iterator, tf.data.Iterator):
-                batches = (specs.arrays(arrange(data)) for data in iterator)
+                batches = (specs.batch_of(data, arrange) for data in iterator)
                 return _last(at_hand(data) for data in self._of_an_execution(batches))
             if not look.is_over:
                 spec = specs.spec_of(iterator, arrange)
@@ -113,7 +113,7 @@ class WholeBatches(Lowering):
                 raise
 
         def predict(batches):
-            data = (specs.arrays(arrange(one)) for one in batches)
+            data = (specs.batch_of(one, arrange) for one in batches)
             return _together([at_hand(one) for one in data])
 
         return predict if kind == "predict" else function
