@@ -54,10 +54,10 @@ class Lowering(WholeBatches):
             self.attach()
 
     def step(self, kind):
-        return OwnStep(self, kind) if self._is_own(kind) else getattr(_Steps(self), kind)
+        return OwnStep(self, kind) if self._is_own(kind) else getattr(_Steps(self, kind), kind)
 
-    def found(self, findings):
-        super().found(findings)
+    def found(self, kind, findings):
+        super().found(kind, findings)
         self.note(findings.described())
 
     def building(self):
@@ -151,8 +151,9 @@ def _as_it_is(data):
 class _Steps:
     """The three steps on a global batch, in cross-replica context."""
 
-    def __init__(self, lowering):
+    def __init__(self, lowering, kind):
         self.lowering = lowering
+        self.kind = kind
         self.model = lowering.model
         self.mirrored = lowering.mirrored
 
@@ -206,7 +207,8 @@ class _Steps:
         lowering = self.lowering
         self.clock = Clock(True)
         strategy, replicas = lowering.strategy, len(lowering.devices)
-        replica = Replica(self.model, strategy, replicas, lowering.findings, self.clock)
+        findings = lowering.findings.get(self.kind)  # there are none to predict
+        replica = Replica(self.model, strategy, replicas, findings, self.clock)
         return replica, total_rows(data, lowering.strategy)
 
     def _run(self, function, *arguments):

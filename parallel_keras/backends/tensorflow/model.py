@@ -72,7 +72,6 @@ class Lowering(laid_out.LaidOut):
 
     def make_function(self, kind):
         stock = super().make_function(kind)
-        on_nothing = past_the_end.without_batch(lambda data: self.model.train_step(data))
 
         def function(batches):
             if kind == "predict":
@@ -83,14 +82,12 @@ class Lowering(laid_out.LaidOut):
                 batches = list(batches)
                 self._build_before(kind, specs.arrays(keras_internals.unpack(batches[0])))
                 batches = iter(batches)
-            try:
-                return stock(batches)
-            except tf.errors.OutOfRangeError:
-                if kind == "train" and past_the_end.is_done_by_keras(self.model):
-                    on_nothing(batches)
-                raise
+            return stock(batches)
 
-        return function
+        if kind != "train":
+            return function
+        without = past_the_end.without_batch(lambda data: self.model.train_step(data))
+        return past_the_end.going_past(function, self.model, without)
 
     def _step(self, model, stock):
         return past_the_end.waiting(super()._step(model, stock))

@@ -17,10 +17,32 @@ from parallel_keras import keras_internals
 from parallel_keras.backends.tensorflow import specs
 
 _HAS_NO_BATCH = contextvars.ContextVar("without a batch", default=False)
+_ROWS = 64  # each replica and each micro-batch has some
 _READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
 
 
-def is_done_by_keras(model):
+def going_past(function, model, without):
+    """A train function that does what Keras does where the iterator has ended.
+
+    Args:
+        function: Function of an iterator, which does nothing where that has ended.
+        model: The model that it trains.
+        without: Function of the iterator, as `without_batch` gives it.
+    """
+
+    @functools.wraps(function)
+    def run(iterator):
+        try:
+            return function(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            if isinstance(iterator, tf.data.Iterator) and _is_done_by_keras(model):
+                without(iterator)
+            raise
+
+    return run
+
+
+def _is_done_by_keras(model):
     """Whether a training step without a batch does anything where there is no strategy."""
     if model.steps_per_execution > 1 or model.run_eagerly:
         return False
@@ -60,7 +82,8 @@ def without_batch(step):
     def on_nothing(optional):
         graph = tf.compat.v1.get_default_graph()
         count = len(graph.get_operations())
-        data = specs.without_optionals(optional.get_value())
+        data = tf.nest.map_structure(_of_some_rows, optional.get_value(), expand_composites=True)
+        data = specs.without_optionals(data)
         asked = next(o for o in graph.get_operations()[count:] if o.type == "OptionalGetValue")
         token = _HAS_NO_BATCH.set(True)
         try:
@@ -72,7 +95,7 @@ def without_batch(step):
     traced = tf.function(on_nothing, reduce_retracing=True)
 
     def run(iterator):
-        # Not the iterator itself: the end may be that of other data, read in the step.
+        # Not from the iterator itself: the end may be that of other data, read in the step.
         try:
             traced(tf.experimental.Optional.empty(iterator.element_spec))
         except tf.errors.InvalidArgumentError as error:
@@ -80,6 +103,13 @@ def without_batch(step):
                 raise
 
     return run
+
+
+def _of_some_rows(leaf):
+    """A part of the batch that is not there: what only asks for its rows needs none of it."""
+    if tf.is_tensor(leaf) and leaf.shape.rank and leaf.shape[0] is None:
+        leaf.set_shape([_ROWS, *leaf.shape[1:]])
+    return leaf
 
 
 def _independent_effects(asked):

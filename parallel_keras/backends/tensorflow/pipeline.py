@@ -59,15 +59,16 @@ class Lowering(WholeBatches, Pipelined):
         self.homes.settle(self.staged(x, training=True))
         self.staged(x, training=False)
 
-    def found(self, findings):
-        super().found(findings)
+    def found(self, kind, findings):
+        super().found(kind, findings)
         self.refuse_split_sums(findings, self._inputs)
 
     def step(self, kind):
         def step(data):
             cut = self.staged(data[0], training=kind == "train")
+            summed = self.findings[kind].summed if kind in self.findings else frozenset()
             with self.homes.stepping():
-                return getattr(Step(self, cut, data), kind)()
+                return getattr(Step(self, cut, data, summed), kind)()
 
         return step
 

@@ -25,6 +25,7 @@ class Step:
         lowering: The model's `pipeline.Lowering`.
         cut: The `Staged` to compute.
         data: `(x, y, sample_weight)` of tensors; `(x,)` to predict.
+        summed: Frozenset of the keys of what layers add to the loss as a sum over the rows.
 
     Attributes:
         values: For each micro-batch a dict from the number of a value to a tensor:
@@ -35,10 +36,11 @@ class Step:
         added: List of scalars that count in the loss beside the compiled one.
     """
 
-    def __init__(self, lowering, cut, data):
+    def __init__(self, lowering, cut, data, summed):
         self.lowering = lowering
         self.model = lowering.model
         self.cut = cut
+        self.summed = summed
         self.is_training = cut.training
         self.recompute = self.is_training and lowering.strategy.recompute
         self.by_parts = lowering.loss_of_parts(cut)

@@ -185,13 +185,21 @@ class Replica:
 def with_callers_state(function):
     """Run a replica's function under Keras's global attributes of the caller's thread.
 
-    tf.distribute runs each replica in a thread of its own.
+    And under its control dependencies: tf.distribute runs each replica in a thread of its
+    own, where a graph has none (framework/ops.py, TensorFlow 2.21).
     """
     state = keras_internals.global_state_snapshot()
+    graph = tf.compat.v1.get_default_graph()
+    awaited = [] if tf.executing_eagerly() else graph._current_control_dependencies()
 
     def run(*arguments):
         result = []
-        keras_internals.with_global_state(state, lambda: result.append(function(*arguments)))()
+
+        def in_order():
+            with tf.control_dependencies(list(awaited)):
+                result.append(function(*arguments))
+
+        keras_internals.with_global_state(state, in_order)()
         return result[0]
 
     return run

@@ -187,9 +187,8 @@ class _Pass:
         ):
             if self.tape is not None:
                 self.tape.watch(list(self._learning().values()))
-            summed = step.lowering.findings.summed
             self.added = [
-                step.batches.weighted(loss, self.number, key in summed)
+                step.batches.weighted(loss, self.number, key in step.summed)
                 for key, loss in stage.computed.forward(self.values).items()
             ]
             losses = list(self.added)

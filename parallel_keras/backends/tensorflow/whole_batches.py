@@ -18,7 +18,6 @@ from parallel_keras import probe as probing
 from parallel_keras.backends.lowering import Lowering
 from parallel_keras.backends.tensorflow import past_the_end, specs
 from parallel_keras.backends.tensorflow.entries import NeedsAnySize
-from parallel_keras.backends.tensorflow.past_the_end import waiting, without_batch
 from parallel_keras.backends.tensorflow.rows import total_rows
 
 
@@ -26,16 +25,17 @@ class WholeBatches(Lowering):
     """A lowering to functions of one global batch.
 
     Attributes:
-        probed: Bool. Whether the user's own code has been probed.
-        findings: `probe.Findings`, as far as they are known.
+        probed: Set of the kinds of step for which the user's own code has been probed.
+        findings: Dict from kinds of step to `probe.Findings`, as far as they are known.
+            Training and testing may get batches of different forms.
         for_any_size: Bool. Whether steps are traced for batches of any number of rows,
             even where all are known to have the same.
     """
 
     def __init__(self, model, strategy):
         super().__init__(model, strategy)
-        self.probed = False
-        self.findings = probing.Findings()
+        self.probed: set = set()
+        self.findings: dict = {}
         self.for_any_size = False
         self._made: dict = {}  # by kind: the compiled functions, by what the probe found
 
@@ -52,21 +52,22 @@ class WholeBatches(Lowering):
     def look(self, kind):
         """What happens before the first step, by `is_needed(spec)` and `at(batch)`."""
         # What is compiled may have changed since the last one was made.
-        self.probed = False
-        self.found(probing.known(self.model))
+        self.probed.discard(kind)
+        if kind != "predict":
+            self.found(kind, probing.known(self.model))
         return _Look(self, kind)
 
     def what_is_known(self, kind):
         """What a step of a kind is traced with, to be told from what was known before."""
-        return self.findings
+        return self.findings.get(kind)
 
     def building(self):
         """A scope in which variables are made where they belong."""
         return contextlib.nullcontext()
 
-    def found(self, findings):
-        """How losses and metrics come together is known."""
-        self.findings = findings
+    def found(self, kind, findings):
+        """How losses and metrics come together in steps of a kind is known."""
+        self.findings[kind] = findings
 
     def needs_probe(self):
         """Whether it has to be found out how losses, metrics and layers come together."""
@@ -93,7 +94,7 @@ class WholeBatches(Lowering):
                 self._traced(kind, lambda made: made.on_data.get_concrete_function(spec))
             return self.finished(kind, self._traced(kind, lambda made: made.on_data(data)))
 
-        def next_logs(iterator):
+        def function(iterator):
             if not isinstance(iterator, tf.data.Iterator):
                 batches = (specs.batch_of(data, arrange) for data in iterator)
                 return _last(at_hand(data) for data in self._of_an_execution(batches))
@@ -104,27 +105,20 @@ class WholeBatches(Lowering):
                     return _last(at_hand(data, spec) for data in self._of_an_execution(batches))
             return self.finished(kind, self._traced(kind, lambda made: made.on_iterator(iterator)))
 
-        def function(iterator):
-            try:
-                return next_logs(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                if kind == "train" and isinstance(iterator, tf.data.Iterator):
-                    self._go_past_the_end(iterator)
-                raise
-
         def predict(batches):
             data = (specs.batch_of(one, arrange) for one in batches)
             return _together([at_hand(one) for one in data])
 
+        if kind == "train":
+            return past_the_end.going_past(function, self.model, self._do_without_batch)
         return predict if kind == "predict" else function
 
     def _of_an_execution(self, batches):
         """The next batches of an iterator: as many as Keras takes between two callbacks."""
         return itertools.islice(batches, self.model.steps_per_execution)
 
-    def _go_past_the_end(self, iterator):
-        """Do what Keras does of a step for which there is no batch."""
-        if self._made["train"] and past_the_end.is_done_by_keras(self.model):
+    def _do_without_batch(self, iterator):
+        if self._made["train"]:
             self._traced("train", lambda made: made.on_nothing(iterator))
 
     def _traced(self, kind, use):
@@ -152,7 +146,7 @@ class WholeBatches(Lowering):
             self.prepare_random_draws()
             return step(_of_any_size(data) if self.for_any_size else data)
 
-        compiled = self._compiled(waiting(on_data))
+        compiled = self._compiled(past_the_end.waiting(on_data))
 
         def on_next(data):
             return compiled(specs.batch_of(data, arrange))
@@ -161,7 +155,7 @@ class WholeBatches(Lowering):
             result = on_next(iterator.get_next())
             return result if steps == 1 else _others(on_next, iterator, steps - 1, result)
 
-        on_nothing = without_batch(lambda data: on_data(specs.batch_of(data, arrange)))
+        on_nothing = past_the_end.without_batch(lambda data: on_data(specs.batch_of(data, arrange)))
         return _Functions(compiled, self._compiled(on_iterator), on_nothing)
 
     def _compiled(self, function):
@@ -260,25 +254,26 @@ class _Look:
         if spec is None:
             return True
         self._build(tree.map_structure(lambda s: None if s is None else specs.symbol(s), spec))
-        self.is_over = self.lowering.probed or not self.lowering.needs_probe()
+        self.is_over = self.kind in self.lowering.probed or not self.lowering.needs_probe()
         return not self.is_over
 
     def at(self, data):
         """Look at a batch; returns it."""
-        lowering = self.lowering
+        lowering, kind = self.lowering, self.kind
         leaves = [leaf for leaf in tree.flatten(data) if leaf is not None]
         total_rows(data, lowering.strategy)  # refuses what cannot be cut
         self._build(data)
-        if self.kind == "predict" or lowering.probed:
+        if kind == "predict" or kind in lowering.probed:
             return data
         if not lowering.needs_probe():
-            lowering.probed = True
+            lowering.probed.add(kind)
         elif probing.is_enough(leaves[0].shape[0]):
-            lowering.found(probing.probe(self.model, lowering.strategy, *data))
-            lowering.probed = True
+            lowering.found(kind, probing.probe(self.model, lowering.strategy, *data))
+            lowering.probed.add(kind)
         else:
             # Right for whatever a probe may find.
-            lowering.findings = probing.Findings(of_the_batch="what is not known yet")
+            unknown = probing.Findings(of_the_batch="what is not known yet")
+            lowering.findings[kind] = unknown
         return data
 
     def _build(self, data):

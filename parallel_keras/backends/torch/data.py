@@ -8,7 +8,7 @@ rank 0, and returns the logs of the global batch.
 
 import contextlib
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from keras import tree
@@ -53,8 +53,7 @@ class Lowering(lowering.Lowering):
         self._staged: dict = {}  # by the id of a batch that is to come
         self._ahead = itertools.count()
         self._lookahead: Lookahead | None = None
-        self.findings = probing.Findings()
-        self.averaged: tuple = ()  # numbers of metric variables
+        self._known: dict = {}  # by kind of step, once it has been probed
         self.own: Any = set()  # kinds of step that are the model's own
         self.own_steps = OwnSteps(self)
         self._parts: list = []  # accumulators, where the workers hold the rest of each
@@ -75,7 +74,7 @@ class Lowering(lowering.Lowering):
         if kind == "train" and self.model.steps_per_execution > 1:
             capabilities.check("steps_per_execution", self.strategy, "torch")
         # What is compiled may have changed since the last one was made.
-        self.ship.probed = False
+        self._known.pop(kind, None)
 
         def function(data):
             return self._guarded(kind, data[0])
@@ -179,7 +178,7 @@ class Lowering(lowering.Lowering):
         self._send(number, kind, data, layouts, counts)
         if kind in self.own:
             return self._run_own(kind, number, data, counts)
-        own = self._own(data, slice(0, counts[0]))
+        own = self._own(kind, data, slice(0, counts[0]))
         if kind == "predict":
             return self._predict(number, own, counts)
         return self._compute(kind, number, own, counts, total)
@@ -189,18 +188,16 @@ class Lowering(lowering.Lowering):
             return batches.as_tensors(data, self.strategy)
         return batches.prepared(kind, data, self.strategy)
 
-    def _own(self, data, rows):
+    def _own(self, kind, data, rows):
         """What rank 0 needs of a batch: its rows, and all targets for a loss of the batch."""
         x, *targets = data
-        if not self.findings.of_the_batch:
+        if not self._known.get(kind, _UNKNOWN).of_the_batch:
             targets = batches.take(targets, rows)
         return (batches.take(x, rows), *targets)
 
     def _send(self, number, kind, data, layouts, counts):
         structure = shipping.portable(tree.map_structure(lambda leaf: leaf is not None, data))
-        findings = self.findings
-        of_the_batch = bool(findings.of_the_batch)
-        news = self.averaged, findings.summed, of_the_batch, self.own_steps.news()
+        news = *self._known.get(kind, _UNKNOWN), self.own_steps.news()
         changes = self.ship.changes(news)
         name = "own_step" if kind in self.own else "step"
         for rank, layout in enumerate(layouts, start=1):
@@ -211,9 +208,8 @@ class Lowering(lowering.Lowering):
     def _compute(self, kind, number, own, counts, total):
         metrics, replica = self.ship.metrics, self.ship.replica
         own = shipping.to_device(own, self.device)
-        before = metrics.before(self.averaged)
-        replica.of_the_batch = bool(self.findings.of_the_batch)
-        replica.summed = self.findings.summed
+        averaged, replica.summed, replica.of_the_batch = self._known.get(kind, _UNKNOWN)
+        before = metrics.before(averaged)
         if kind == "train":
             self._go_on_with_own_parts()
             replica.train(own, counts[0], total, counts[-1] > 0, self.fetch_next)
@@ -268,14 +264,13 @@ class Lowering(lowering.Lowering):
         if kind in self.own:
             self.own_steps.probe(kind, data, total)
             return
-        if self.ship.probed or kind == "predict" or not probing.is_enough(total):
+        if kind in self._known or kind == "predict" or not probing.is_enough(total):
             return
         found = probing.probe(self.model, self.strategy, *shipping.to_device(data, self.device))
         variables = enumerate(metric_variables(self.model))
-        self.averaged = tuple(number for number, v in variables if id(v) in found.averaged)
-        self.findings = found
+        averaged = tuple(number for number, v in variables if id(v) in found.averaged)
+        self._known[kind] = _Known(averaged, found.summed, bool(found.of_the_batch))
         self.note(found.described())
-        self.ship.probed = True
 
     def events(self):
         """What each replica did in the last training step.
@@ -320,6 +315,17 @@ class Lowering(lowering.Lowering):
                 self.pool.abort()
                 self.ship.lost()
                 raise
+
+
+class _Known(NamedTuple):
+    """What a probe has found out about a kind of step, as the workers are told it."""
+
+    averaged: tuple  # numbers of metric variables whose change counts with the rows' share
+    summed: frozenset  # keys of what layers add to the loss as a sum over the rows
+    of_the_batch: bool  # whether loss and metrics are computed on the whole batch
+
+
+_UNKNOWN = _Known((), frozenset(), False)  # of a batch of one row, which is exact as it is
 
 
 class _Replicas(Shipment):

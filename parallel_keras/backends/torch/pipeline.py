@@ -49,7 +49,7 @@ class Lowering(Pipelined):
         self.device = torch_device(self.devices[0])
         self.ship = _Stages(self)
         self.pool: Any = None
-        self.findings = probing.Findings()
+        self._summed: dict = {}  # by kind of step, once it has been probed: keys of what is added
         self._fits = False
 
     def prepare(self, name):
@@ -66,7 +66,7 @@ class Lowering(Pipelined):
         self.ship.drop()
 
     def make_function(self, kind):
-        self.ship.probed = False
+        self._summed.pop(kind, None)
 
         def function(data):
             return self._guarded(kind, *self._ready(kind, data[0]))
@@ -131,7 +131,7 @@ class Lowering(Pipelined):
         self._send(number, kind, data, cut, total, microbatches)
         own = shipping.to_device(data, self.device)
         own = (*own, None, None)[:3]
-        rank, summed = self.ship.rank, self.findings.summed
+        rank, summed = self.ship.rank, self._summed.get(kind, frozenset())
         if kind == "predict":
             with torch.no_grad():
                 rank.infer(cut, own, total, microbatches, summed)
@@ -163,7 +163,8 @@ class Lowering(Pipelined):
             structure = shipping.portable(tree.map_structure(lambda leaf: leaf is not None, needed))
             arrays = [leaf for leaf in leaves(needed) if leaf is not None]
             layout = self.pool.inbound(rank).write(number % memory.SLOTS, arrays)
-            how = microbatches, self.findings.summed, self.schedule(cut), self.loss_of_parts(cut)
+            summed = self._summed.get(kind, frozenset())
+            how = microbatches, summed, self.schedule(cut), self.loss_of_parts(cut)
             work = (self.ship.cut_number(cut), structure, layout, total, *how)
             self.pool.send(rank, ("step", self.key, number, kind, work, changes))
             values = self.ship.homes.chosen(changes[0], rank)
@@ -200,13 +201,15 @@ class Lowering(Pipelined):
 
     def _probe(self, kind, data, total):
         """Before the first step: do the user's own losses and layers add up?"""
-        if self.ship.probed or kind == "predict" or not probing.is_enough(total):
+        if kind in self._summed or kind == "predict" or not probing.is_enough(total):
             return
+        summed: frozenset = frozenset()
         if self.cuts_batches:
             on_device = shipping.to_device(data, self.device)
-            self.findings = probing.probe(self.model, self.strategy, *on_device)
-            self.refuse_split_sums(self.findings, data[0])
-        self.ship.probed = True
+            findings = probing.probe(self.model, self.strategy, *on_device)
+            self.refuse_split_sums(findings, data[0])
+            summed = findings.summed
+        self._summed[kind] = summed
 
     def check_update(self):
         """Refuse an optimizer that needs more than a stage has; it has been built by now."""

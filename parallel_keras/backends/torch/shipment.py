@@ -20,7 +20,6 @@ class Shipment:
         self.lowering = weakref.proxy(lowering)
         self.stale = True  # the whole model has to be compared
         self.reseed = True
-        self.probed = False
         self.events: list = []  # of the last training step, where who took them down is gone
         self.lost()
 
