@@ -18,7 +18,14 @@ import parallel_keras as pk
 OPTIONS = {"batch_size": 16, "epochs": 1, "shuffle": False, "verbose": 0}
 # What `make test` runs; on TensorFlow each case is traced anew, which takes seconds.
 QUICK = {
-    "torch": {"u_net", "early_output", "masked_loss", "tied_weights", "chain_subclassed"},
+    "torch": {
+        "u_net",
+        "early_output",
+        "masked_loss",
+        "tied_weights",
+        "chain_subclassed",
+        "other_in_inference",
+    },
     "tensorflow": {
         "u_net",
         "masked_loss",
