@@ -524,3 +524,12 @@ def test_a_place_that_is_given_later_counts():
     model.fit(**rows.classes(), **OPTIONS)
     where = stages_of(model)
     assert [where[f"dense_{n}"] for n in range(3)] == [0, 1, 1]
+
+
+def test_an_optimizer_that_was_built_for_another_model_raises():
+    optimizer = keras.optimizers.Adam()
+    arguments = {"optimizer": optimizer, "loss": "sparse_categorical_crossentropy"}
+    make(stage_models.chain, arguments, None).fit(**rows.classes(), **OPTIONS)
+    model = make(stage_models.chain, arguments, "pipeline=2")
+    with pytest.raises(ValueError, match="Unknown variable"):
+        model.fit(**rows.classes(), **OPTIONS)

@@ -160,6 +160,8 @@ class Lowering(Pipelined):
     def _send(self, number, kind, data, cut, total, microbatches):
         """Tell each worker of the step, with the arrays that its stage needs."""
         changes = self.ship.changes()
+        if kind == "train":
+            self.ship.check_optimizer()
         for rank in range(1, self.world_size):
             needed = self._needed_by(cut, rank, data)
             structure = shipping.portable(tree.map_structure(lambda leaf: leaf is not None, needed))
@@ -240,6 +242,7 @@ class _Stages(Shipment):
         self.rank: Any = None
         self.homes: Any = None
         self._cuts: list = []
+        self._is_checked = False  # the optimizer, against the variables that train
         self._remote: list = []  # variables whose numbers are with the workers
         self._before: list | None = None  # the caller's own, as old as those that it has of others
 
@@ -315,6 +318,21 @@ class _Stages(Shipment):
 
     def refresh(self):
         self.rank.refresh()
+        self._is_checked = False
+
+    def check_optimizer(self):
+        """Refuse variables that the optimizer was not built for, as Keras does."""
+        model = self.lowering.model
+        if self._is_checked or not model.optimizer.built:
+            return
+        optimizer = keras_internals.compiled_optimizer(model)
+        if not keras_internals.inner_optimizers(optimizer):
+            try:
+                keras_internals.check_variables_are_known(optimizer, model.trainable_variables)
+            except ValueError:
+                self.collect()  # the workers are ended
+                raise
+        self._is_checked = True
 
     def _close_links(self):
         if isinstance(self._channel, LinkedChannel):
