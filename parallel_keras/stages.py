@@ -32,7 +32,7 @@ class Stage:
     adds: tuple
 
 
-def cut(calls, numbers, inputs, outputs, losses=()):
+def cut(calls, numbers, inputs, outputs, losses=(), count=None):
     """The stages of a model.
 
     Args:
@@ -40,6 +40,8 @@ def cut(calls, numbers, inputs, outputs, losses=()):
         numbers: List of ints: the stage of each call.
         inputs, outputs, losses: Tuples of the numbers of values: what the model is
             given, what it returns, what it adds to the loss.
+        count: Int, the number of stages, some of which may then have nothing to compute.
+            Defaults to as many as `numbers` says, each with some call.
 
     Returns:
         A list of `Stage`. The last one takes all outputs of the model, wherever they
@@ -57,9 +59,11 @@ def cut(calls, numbers, inputs, outputs, losses=()):
     >>> first.gives, last.takes
     ({1: (1,), 2: (1,)}, {1: 0, 2: 0})
     """
-    count = max(numbers, default=0) + 1
+    may_be_empty = count is not None
+    if count is None:
+        count = max(numbers, default=0) + 1
     empty = sorted(set(range(count)) - set(numbers))
-    if empty:
+    if empty and not may_be_empty:
         raise ValueError(
             f"Stage {empty[0]} of {count} has nothing to compute: place a layer on it, or leave "
             f"the number out. Received: stages {sorted(set(numbers))}"

@@ -25,6 +25,7 @@ class Pipelined(Lowering):
         super().__init__(model, strategy)
         self.devices = strategy.devices_for(placement.devices_needed(model))
         self._staged: dict = {}
+        self._first: Any = None  # of these: it decides where variables live
         self._places: Any = None  # as they were when the model was cut
 
     def check(self):
@@ -62,9 +63,11 @@ class Pipelined(Lowering):
         key = tuple(_spec(leaf) for leaf in tree.flatten(x)), training
         if key not in self._staged:
             symbols = tree.map_structure(_symbol, x)
+            choose = self._chooser(x, training)
             self._staged[key] = Staged(
-                self.model, self.strategy, symbols, training, self._chooser(x, training)
+                self.model, self.strategy, symbols, training, choose, self._first
             )
+            self._first = self._first or self._staged[key]
         return self._staged[key]
 
     def _chooser(self, x, training):
@@ -90,7 +93,7 @@ class Pipelined(Lowering):
 
     def forget(self):
         """Cut the model anew when it runs next: it may have changed."""
-        self._staged = {}
+        self._staged, self._first = {}, None
 
     def refuse_split_sums(self, findings, x):
         """Of a layer that adds to the loss on two stages, which term is a sum is not known."""

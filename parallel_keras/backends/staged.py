@@ -26,24 +26,30 @@ class Staged:
         training: Bool. What a model's own `call` is traced with.
         choose: List of the stage of each call, or a function of the model's calls that
             gives it.
+        first: The model's first `Staged`, which is for training: where a variable lives
+            there, it lives in all. Defaults to `None`, where this is the first.
 
     Attributes:
         graph: The model's `keras_internals.Graph`.
         numbers: List of ints: the stage of each call.
-        stages: List of `ComputedStage`.
+        stages: List of `ComputedStage`. In inference some may have nothing to compute.
+        owners: Dict from the id of a variable to the number of the stage where it lives.
     """
 
-    def __init__(self, model, strategy, inputs, training, choose):
+    def __init__(self, model, strategy, inputs, training, choose, first=None):
         self.training = training
         self.graph = graph_of(model, strategy, inputs, training)
         self.numbers = choose(self.graph.calls) if callable(choose) else choose
+        graph, count = self.graph, None if training else len(first.stages)
         parts = stages.cut(
-            self.graph.calls, self.numbers, self.graph.inputs, self.graph.outputs, self.graph.losses
+            graph.calls, self.numbers, graph.inputs, graph.outputs, graph.losses, count
         )
-        owners: dict = {}
-        self.stages = [ComputedStage(model, part, owners, self) for part in parts]
-        self.stages[0].own_the_rest(model, owners)
-        _refuse_shared_state(strategy, self.stages)
+        self.owners: dict = {} if first is None else first.owners
+        self.stages = [ComputedStage(model, part, self.owners, self) for part in parts]
+        for stage in self.stages:
+            stage.own_the_rest(model, self.owners)
+        if training:
+            _refuse_shared_state(strategy, self.stages)
 
     def standardize(self, x):
         """The values of the batch, by their numbers."""
@@ -56,8 +62,8 @@ class ComputedStage:
     Attributes:
         part: A `stages.Stage`.
         variables: List of the Keras variables that live here: each lives with the
-            first stage that uses it.
-        borrowed: List of those that it uses and an earlier stage owns.
+            first stage that uses it in training.
+        borrowed: List of those that it uses and another stage owns.
         layers: List of the layers that compute here, nested ones too.
     """
 
@@ -84,8 +90,10 @@ class ComputedStage:
         self.borrowed = [v for v in used if owners[id(v)] != self.number]
 
     def own_the_rest(self, model, owners):
-        """Take over the variables that no call uses."""
-        self.variables += [v for v in model.variables if id(v) not in owners]
+        """Take over what lives here unused; the first stage has what no stage uses."""
+        known = {id(v) for v in self.variables}
+        rest = [v for v in model.variables if owners.setdefault(id(v), 0) == self.number]
+        self.variables += [v for v in rest if id(v) not in known]
 
     @property
     def takes_batch(self):

@@ -133,6 +133,9 @@ from parallel_keras.keras_internals.optimizers import (
     accumulators as accumulators,
 )
 from parallel_keras.keras_internals.optimizers import (
+    check_variables_are_known as check_variables_are_known,
+)
+from parallel_keras.keras_internals.optimizers import (
     compiled_optimizer as compiled_optimizer,
 )
 from parallel_keras.keras_internals.optimizers import (

@@ -31,6 +31,11 @@ def optimizer_trainables(optimizer):
     return list(optimizer._trainable_variables)
 
 
+def check_variables_are_known(optimizer, variables):
+    """Raise where an optimizer was not built for some variables. base_optimizer.py, 3.15.1."""
+    optimizer._check_variables_are_known(variables)
+
+
 def optimizer_key(optimizer, variable):
     """What an optimizer keys a variable by. base_optimizer.py, 3.15.1."""
     return optimizer._var_key(variable)

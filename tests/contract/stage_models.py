@@ -45,6 +45,33 @@ class Chain(keras.Model):
         return self.head(x + skip)
 
 
+class OtherInInference(keras.Model):
+    """Training and inference have a layer each that the other has not, and other orders.
+
+    The second stage of three has nothing to compute in inference, the first one reads a weight
+    of the last, and the head, which the last stage trains, comes after all of them.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.start = dense("start", 6)
+        self.middle = dense("middle", 6, kernel_regularizer="l2")
+        self.end = dense("end", 6)
+        self.only = layers.Dense(6, name="only", bias_initializer="ones")
+        self.head = layers.Dense(3, activation="softmax", name="head")
+
+    def build(self, shape):
+        for layer in (self.start, self.middle, self.end, self.only, self.head):
+            layer.build((None, 6))
+        self.built = True
+
+    def call(self, x, training=False):
+        if training:
+            return self.head(self.end(self.middle(self.start(x))))
+        x = ops.matmul(x, self.end.kernel)
+        return self.head(self.only(self.start(self.end(x))))
+
+
 def u_net():
     """Skip connections from each step down to the step up of the same size."""
     x = y = keras.Input((8, 8, 2))

@@ -18,7 +18,14 @@ import parallel_keras as pk
 OPTIONS = {"batch_size": 16, "epochs": 1, "shuffle": False, "verbose": 0}
 # What `make test` runs; on TensorFlow each case is traced anew, which takes seconds.
 QUICK = {
-    "torch": {"u_net", "early_output", "masked_loss", "tied_weights", "chain_subclassed"},
+    "torch": {
+        "u_net",
+        "early_output",
+        "masked_loss",
+        "tied_weights",
+        "chain_subclassed",
+        "other_in_inference",
+    },
     "tensorflow": {
         "u_net",
         "masked_loss",
@@ -517,3 +524,12 @@ def test_a_place_that_is_given_later_counts():
     model.fit(**rows.classes(), **OPTIONS)
     where = stages_of(model)
     assert [where[f"dense_{n}"] for n in range(3)] == [0, 1, 1]
+
+
+def test_an_optimizer_that_was_built_for_another_model_raises():
+    optimizer = keras.optimizers.Adam()
+    arguments = {"optimizer": optimizer, "loss": "sparse_categorical_crossentropy"}
+    make(stage_models.chain, arguments, None).fit(**rows.classes(), **OPTIONS)
+    model = make(stage_models.chain, arguments, "pipeline=2")
+    with pytest.raises(ValueError, match="Unknown variable"):
+        model.fit(**rows.classes(), **OPTIONS)

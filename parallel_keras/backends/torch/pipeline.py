@@ -126,6 +126,8 @@ class Lowering(Pipelined):
     def _step(self, kind, data, total):
         self.ship.ensure_cut(data[0])
         cut = self.staged(data[0], training=kind == "train")
+        if kind != "train" and cut.stages[0].borrowed:
+            self.ship.collect()  # later the workers are in the step
         microbatches = self.strategy.microbatches_of(total, self.world_size)
         number = self.pool.next_number()
         self._send(number, kind, data, cut, total, microbatches)
@@ -158,6 +160,8 @@ class Lowering(Pipelined):
     def _send(self, number, kind, data, cut, total, microbatches):
         """Tell each worker of the step, with the arrays that its stage needs."""
         changes = self.ship.changes()
+        if kind == "train":
+            self.ship.check_optimizer()
         for rank in range(1, self.world_size):
             needed = self._needed_by(cut, rank, data)
             structure = shipping.portable(tree.map_structure(lambda leaf: leaf is not None, needed))
@@ -241,6 +245,7 @@ class _Stages(Shipment):
         self.rank: Any = None
         self.homes: Any = None
         self._cuts: list = []
+        self._is_checked = False  # the optimizer, against the variables that train
         self._remote: list = []  # variables whose numbers are with the workers
         self._before: list | None = None  # the caller's own, as old as those that it has of others
 
@@ -252,8 +257,17 @@ class _Stages(Shipment):
             # A `call` that was traced may have read what the program has changed since.
             self.lowering.forget()
             self._cuts.clear()
-        for training in (True, False):
-            self._tell(self.lowering.staged(x, training))
+        cuts = self._cuts_for(x)
+        if not all(self.homes.suit(cut) for cut in cuts):
+            # Another rank computes with a variable now.
+            self.drop()
+            self.ensure()
+            cuts = self._cuts_for(x)
+        for cut in cuts:
+            self._tell(cut)
+
+    def _cuts_for(self, x):
+        return [self.lowering.staged(x, training) for training in (True, False)]
 
     def cut_number(self, cut):
         return next(i for i, known in enumerate(self._cuts) if known is cut)
@@ -277,16 +291,15 @@ class _Stages(Shipment):
         lowering.check_update()
         lowering.forget()
         model, pool = lowering.model, lowering.pool
-        cut = lowering.staged(self._x, training=True)
-        self._cuts = [cut]
+        self._cuts = self._cuts_for(self._x)
         variables = shipping.variables_of(model)
-        self.homes = Homes(model, cut, variables)
+        self.homes = Homes(model, self._cuts, variables)
         ranks = {id(v._value): self.homes.ranks(v) for v in variables}
         specs = shipping.specs(tensors)
         self._close_links()
         if links.on_one_cpu([torch_device(name) for name in lowering.devices]):
             self._paths, self._give_back = links.make_files(lowering.world_size)
-        cuts = lowering.strategy, self._described(cut), self._paths
+        cuts = lowering.strategy, [self._described(cut) for cut in self._cuts], self._paths
         for rank in range(1, lowering.world_size):
             held = [ranks.get(id(t)) for t in tensors]
             absent = {i for i, some in enumerate(held) if some is not None and rank not in some}
@@ -308,6 +321,21 @@ class _Stages(Shipment):
 
     def refresh(self):
         self.rank.refresh()
+        self._is_checked = False
+
+    def check_optimizer(self):
+        """Refuse variables that the optimizer was not built for, as Keras does."""
+        model = self.lowering.model
+        if self._is_checked or not model.optimizer.built:
+            return
+        optimizer = keras_internals.compiled_optimizer(model)
+        if not keras_internals.inner_optimizers(optimizer):
+            try:
+                keras_internals.check_variables_are_known(optimizer, model.trainable_variables)
+            except ValueError:
+                self.collect()  # the workers are ended
+                raise
+        self._is_checked = True
 
     def _close_links(self):
         if isinstance(self._channel, LinkedChannel):

@@ -46,6 +46,7 @@ class StageRank:
         self.events: list = []
         self._notes: list = []  # the events of the step that goes on
         self._optimizer: Any = None
+        self._current: list = []  # the `Staged` whose borrowed variables are up to date
 
     def refresh(self):
         """Find out anew which variables train."""
@@ -76,6 +77,7 @@ class StageRank:
         for variable in trainable:
             variable._value.grad = None
         self.events = self._notes = []
+        self._current.clear()
         last = max(i for i, step in enumerate(order) if step.kind == schedule.BACKWARD)
         run.regularize(stage)
         for i, step in enumerate(order):
@@ -98,6 +100,7 @@ class StageRank:
         self._notes = []  # these are no part of a training step
         run = _Run(self, staged, data, total, microbatches, summed)
         with torch.no_grad():
+            self._borrow(staged)
             run.regularize(staged.stages[self.rank])
             for microbatch in range(microbatches):
                 run.forward(microbatch)
@@ -115,13 +118,19 @@ class StageRank:
                 ranks = self.rank, self.group, self.channel
                 self._optimizer = StageOptimizer(self.model.optimizer, own, *ranks)
             self._optimizer.apply([v._value.grad for v in own])
-            self._take_shared(staged, stage)
+            self._take_shared(staged, stage, _trains)
+
+    def _borrow(self, staged):
+        """Bring what inference uses on another stage than training does up to date."""
+        if not any(one is staged for one in self._current):
+            self._take_shared(staged, staged.stages[self.rank], lambda variable: True)
+            self._current.append(staged)
 
     def _bring_gradients_home(self, staged, stage):
         """Gradients of a variable that several stages use add up with its owner."""
-        for other, variables in _borrowed_from(staged, self.rank):
+        for other, variables in _borrowed_from(staged, self.rank, _trains):
             self.channel.send(other, [v._value.grad for v in variables])
-        for other, variables in _lent_to(staged, stage):
+        for other, variables in _lent_to(staged, stage, _trains):
             for variable, gradient in zip(
                 variables, self.channel.receive(other, len(variables)), strict=True
             ):
@@ -131,11 +140,11 @@ class StageRank:
                         gradient if parameter.grad is None else parameter.grad + gradient
                     )
 
-    def _take_shared(self, staged, stage):
+    def _take_shared(self, staged, stage, concerns):
         """Those who borrow a variable get its new numbers."""
-        for other, variables in _lent_to(staged, stage):
+        for other, variables in _lent_to(staged, stage, concerns):
             self.channel.send(other, [v._value for v in variables])
-        for other, variables in _borrowed_from(staged, self.rank):
+        for other, variables in _borrowed_from(staged, self.rank, concerns):
             for variable, value in zip(
                 variables, self.channel.receive(other, len(variables)), strict=True
             ):
@@ -321,9 +330,13 @@ def _by_target(gives):
     return dict(sorted(found.items()))
 
 
-def _borrowed_from(staged, rank):
-    """Pairs of an owner's rank and the variables that this rank borrows from it."""
-    borrowed = {id(v) for v in staged.stages[rank].borrowed if v.trainable}
+def _trains(variable):
+    return variable.trainable
+
+
+def _borrowed_from(staged, rank, concerns):
+    """Pairs of an owner's rank and the variables, of those of concern, that it lends this one."""
+    borrowed = {id(v) for v in staged.stages[rank].borrowed if concerns(v)}
     found = []
     for other in staged.stages:
         variables = [v for v in other.variables if id(v) in borrowed]
@@ -332,11 +345,11 @@ def _borrowed_from(staged, rank):
     return found
 
 
-def _lent_to(staged, stage):
-    """Pairs of another rank and the variables of this stage that it borrows."""
+def _lent_to(staged, stage, concerns):
+    """Pairs of another rank and the variables, of those of concern, that it borrows here."""
     found = []
     for other in staged.stages:
-        borrowed = {id(v) for v in other.borrowed if v.trainable}
+        borrowed = {id(v) for v in other.borrowed if concerns(v)}
         variables = [v for v in stage.variables if id(v) in borrowed]
         if variables:
             found.append((other.number, variables))

@@ -8,22 +8,23 @@ class Homes:
 
     Args:
         model: A built Keras model.
-        staged: Its `Staged` for training.
+        cuts: List of its `Staged`: the first one, for training, and others.
         variables: List of Keras variables, in the order of all ranks.
 
     Attributes:
         variables: That list.
     """
 
-    def __init__(self, model, staged, variables):
+    def __init__(self, model, cuts, variables):
         self.variables = variables
         self._owners: dict = {}
         self._borrowers: dict = {}
-        for stage in staged.stages:
+        for stage in cuts[0].stages:
             for variable in stage.variables:
                 self._owners[id(variable)] = stage.number
+        for stage in (stage for cut in cuts for stage in cut.stages):
             for variable in stage.borrowed:
-                self._borrowers.setdefault(id(variable), []).append(stage.number)
+                self._borrowers.setdefault(id(variable), set()).add(stage.number)
         optimizer = keras_internals.compiled_optimizer(model)
         if optimizer is not None and optimizer.built:
             for one in keras_internals.with_inner_optimizers([optimizer]):
@@ -37,7 +38,15 @@ class Homes:
     def ranks(self, variable):
         """The ranks that hold a variable, or `None` for all."""
         owner = self.owner(variable)
-        return None if owner is None else [owner, *self._borrowers.get(id(variable), ())]
+        return None if owner is None else {owner, *self._borrowers.get(id(variable), ())}
+
+    def suit(self, cut):
+        """Whether each rank holds what its stage of a `Staged` computes with."""
+        return all(
+            self.owner(v) == cut.owners[id(v)] and stage.number in self.ranks(v)
+            for stage in cut.stages
+            for v in stage.used
+        )
 
     def of(self, rank):
         """The variables that change on a rank."""

@@ -21,13 +21,15 @@ class ServedStage:
     Args:
         model: The Keras model.
         context: The worker's rank, group, buffers and board.
-        cuts: The strategy, the first cut, which is one for training, and the paths of links.
+        cuts: The strategy, the cuts, the first of which is for training, and the paths of
+            links.
     """
 
     def __init__(self, model, context, cuts):
         self.model = model
         self.context = context
-        self.strategy, first, paths = cuts
+        self.strategy, described, paths = cuts
+        self._first: Any = None
         self._cuts: dict = {}
         if paths:
             # A peer that dies or hangs is noticed by the caller, which then ends this process:
@@ -39,14 +41,18 @@ class ServedStage:
         self.rank = StageRank(
             model, context.rank, context.group, context.device, channel, self.strategy.recompute
         )
-        self.homes = Homes(model, self.add_cut(*first), shipping.variables_of(model))
+        known = [self.add_cut(*one) for one in described]
+        self.homes = Homes(model, known, shipping.variables_of(model))
 
     def add_cut(self, number, structure, specs, training, numbers):
         """Cut the model as the caller does; returns the `Staged`."""
         waiting = iter(specs)
         symbols = [symbol(*next(waiting)) if has else None for has in leaves(structure)]
         symbols = fill(structure, symbols)
-        self._cuts[number] = Staged(self.model, self.strategy, symbols, training, numbers)
+        self._cuts[number] = Staged(
+            self.model, self.strategy, symbols, training, numbers, self._first
+        )
+        self._first = self._first or self._cuts[number]
         return self._cuts[number]
 
     def cut_anew(self, attributes, *cut):

@@ -33,10 +33,21 @@ def _without_other():
     return {"x": {"x": data["x"], "other": None}, "y": data["y"]}
 
 
+def _validated():
+    data = rows.classes()
+    return {**data, "validation_data": (data["x"][:9], data["y"][:9])}
+
+
 TRACED: set = set()
 
 CASES = [
     case("chain", stage_models.chain, compile=compiled(adam)),
+    case(
+        "other_in_inference",
+        stage_models.OtherInInference,
+        _validated,
+        compile=compiled(adam),
+    ),
     case(
         "chain_sequential",
         stage_models.chain_sequential,
