@@ -115,7 +115,8 @@ class _Probe:
         updated = {id(v) for metric in whole.found.updated for v in metric.variables}
         found = StepFindings(frozenset(), frozenset(updated), rules, results, steady)
         levels = stress.LEVELS_OF_TRAINING if self.kind == "train" else stress.LEVELS
-        return found, (*stress.counting(self.model, whole, steady), *levels), ways
+        changed = (*stress.counting(self.model, whole, steady), *stress.opening(self.model))
+        return found, (*changed, *levels), ways
 
     def _comparison(self, whole, pieces, shares, *numbers):
         return Comparison(self.model, self.runs.step, whole, pieces, shares, *numbers)

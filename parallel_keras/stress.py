@@ -15,6 +15,7 @@ import numpy as np
 from keras import ops, tree
 
 from parallel_keras import keras_internals, step_state
+from parallel_keras.features import is_keras
 
 _LARGE_COUNT = 1_000_000
 
@@ -27,7 +28,8 @@ class Stress(NamedTuple):
         low, high: Floats, factors of what the rows of the first and of the second part hold.
         weights: Float, factor of the weights that train.
         gradients: Float, factor of the gradients of the loss.
-        counters: Tuple of what counts (see `counting`), and has counted very far.
+        counters: Tuple of what counts, and has counted very far (see `counting`), and of
+            coefficients that are zero, and are one (see `opening`).
         nudge: Float, a relative change of the weights, as rounding might be.
     """
 
@@ -140,6 +142,48 @@ def predictions(data, y_pred, cut, model):
             lambda leaf: ops.concatenate([leaf[:cut], leaf[cut:] ** 30], axis=0), y_pred
         )
         yield "predictions near 0 and 1", data, surer
+
+
+# ---- coefficients that are zero, as yet ----------------------------------------------
+
+
+def opening(model):
+    """The stress in which what is multiplied with zero counts.
+
+    A callback raises a coefficient from zero in later epochs (the weight of a divergence in
+    a VAE), and on the first batch its term is not there.
+
+    Args:
+        model: A Keras model.
+
+    Returns:
+        A list of one `Stress`, empty where nothing is zero.
+    """
+    layers = [one for one in keras_internals.flatten_layers(model) if not is_keras(type(one))]
+    found = {
+        id(v): _Coefficient(v)
+        for layer in layers
+        for v in keras_internals.own_state(layer)
+        if not v.trainable
+        and len(v.shape) < 2
+        and keras.backend.is_float_dtype(v.dtype)
+        and not np.all(step_state.as_array(v))
+    }
+    names = ", ".join(one.name for one in found.values())
+    return [Stress(f"1 in {names} for 0", counters=tuple(found.values()))] if found else []
+
+
+class _Coefficient:
+    """A variable that is zero, or is in places."""
+
+    def __init__(self, variable):
+        self.variable = variable
+        self.name = variable.path
+
+    def make_large(self):
+        value = step_state.as_array(self.variable)
+        opened = np.where(value == 0, np.ones_like(value), value)
+        self.variable.assign(ops.cast(opened, self.variable.dtype))
 
 
 # ---- counters ----------------------------------------------------------------------

@@ -421,6 +421,18 @@ class SumLoss(Classifier):
         return loss * ops.cast(ops.shape(y_pred)[0], "float32")
 
 
+class SumLater(Classifier):
+    """A sum over the rows, with a coefficient that a callback raises from zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.beta = self.add_weight(shape=(), initializer="zeros", trainable=False, name="beta")
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + self.beta * ops.sum(ops.square(y_pred))
+
+
 class InBatch(Steps):
     """Contrasts each row with all others of the batch."""
 

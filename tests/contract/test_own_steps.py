@@ -303,6 +303,7 @@ def test_ranks_that_part_ways_end_with_an_error():
 
 REFUSED = {
     "sum_of_losses": (step_models.SumLoss, ["compute_loss", "mean over the rows"]),
+    "sum_with_a_coefficient_of_zero": (step_models.SumLater, ["train_step", "beta for 0"]),
     "in_batch_contrast": (step_models.InBatch, ["train_step", "gradient of"]),
     "centred_batch": (step_models.Centred, ["train_step", "gradient of"]),
     "twice_a_result": (step_models.TwiceTheResult, ["twice", "result()"]),
