@@ -137,6 +137,7 @@ class State:
         if chosen.name != "single":
             foreign.refuse(self.model, chosen)
         lowering = _lower(self.model, chosen)
+        lowering.check()
         before = self.strategy, self.lowering
         self.lowering.detach()
         try:

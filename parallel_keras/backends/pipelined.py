@@ -29,12 +29,15 @@ class Pipelined(Lowering):
         self._places: Any = None  # as they were when the model was cut
 
     def check(self):
+        self._refuse_synchronized()
+        self.cut()
+
+    def _refuse_synchronized(self):
         for layer in keras_internals.flatten_layers(self.model):
             if self.strategy.microbatches != 1 and getattr(layer, "synchronized", False):
                 capabilities.check(
                     "synchronized_batch_norm", self.strategy, backends.name(), f"layer {layer.name}"
                 )
-        self.cut()
 
     def cut(self, inputs=None):
         """The model's stages for training, or `None` where its inputs are not known yet.
@@ -62,6 +65,7 @@ class Pipelined(Lowering):
         # On the way of each step: symbols are made only where the model is cut anew.
         key = tuple(_spec(leaf) for leaf in tree.flatten(x)), training
         if key not in self._staged:
+            self._refuse_synchronized()
             symbols = tree.map_structure(_symbol, x)
             choose = self._chooser(x, training)
             self._staged[key] = Staged(

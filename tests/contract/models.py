@@ -662,3 +662,15 @@ def adapted_normalization():
     x = keras.Input((6,))
     y = layers.Dense(8, activation="tanh")(layer(x))
     return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def synchronized_unbuilt():
+    """It is not known before the first batch what there is to synchronize."""
+    return keras.Sequential(
+        [
+            layers.Conv2D(4, 3),
+            layers.BatchNormalization(synchronized=True),
+            layers.Flatten(),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )

@@ -401,6 +401,11 @@ def test_synchronized_batch_normalization_needs_whole_batches():
     arguments = compiled(sgd)()
     with pytest.raises(pk.UnsupportedError, match="synchronized"):
         model.compile(**arguments, strategy="pipeline")
+    model.compile(**arguments)
+    with pytest.raises(pk.UnsupportedError, match="synchronized"):
+        model.set_strategy("pipeline")
+    with pytest.raises(pk.UnsupportedError, match="synchronized"):
+        pk.parallelize(models.synchronized_unbuilt(), "pipeline")
     model.compile(**arguments, strategy=pk.PipelineParallel(2, microbatches=1))
     model.fit(**rows.images(), **OPTIONS)
 

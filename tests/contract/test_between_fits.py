@@ -1,0 +1,74 @@
+"""What comes between two epochs or two fits leaves training as it was.
+
+Losses, metrics and layers are looked at before the first step: what was found holds for
+steps of that kind until the model is compiled anew.
+"""
+
+import keras
+import models
+import pytest
+import rows
+from cases import compiled, sgd
+from harness import compare, fit, make, state
+from keras import ops
+
+OPTIONS = {"batch_size": 16, "verbose": 0, "shuffle": False}
+STRATEGIES = ["data=3", "pipeline=2"]
+
+
+def spread(y_true, y_pred):
+    """No mean over the rows."""
+    return ops.sqrt(ops.mean((ops.cast(y_true, "float32") - y_pred[:, 0]) ** 2))
+
+
+ARGUMENTS = {
+    "added_sum": (models.summed_losses, compiled(sgd)),
+    "loss_of_the_batch": (models.mlp, compiled(sgd, spread, metrics=())),
+}
+ALL = [
+    pytest.param(name, strategy)
+    for name in ARGUMENTS
+    for strategy in STRATEGIES
+    # Refused in a pipeline.
+    if (name, strategy) != ("loss_of_the_batch", "pipeline=2")
+]
+
+
+def both(name, strategy, run):
+    """Compare what `run(model, data)` gives with and without the strategy."""
+    records = []
+    for chosen in (None, strategy):
+        model = make(*(ARGUMENTS[name][0], ARGUMENTS[name][1]()), chosen)
+        records.append({"run": run(model, rows.classes()), **state(model)})
+    compare(f"between_fits_{name}", strategy, *records)
+
+
+@pytest.mark.parametrize(("name", "strategy"), ALL)
+def test_predict_and_a_small_evaluate_between_two_fits(name, strategy):
+    def run(model, data):
+        first = fit(model, **data, **OPTIONS)
+        predicted = model.predict(data["x"], batch_size=16, verbose=0)
+        evaluated = model.evaluate(data["x"][:1], data["y"][:1], verbose=0)
+        return first, predicted, evaluated, fit(model, **data, **OPTIONS)
+
+    both(name, strategy, run)
+
+
+@pytest.mark.parametrize(("name", "strategy"), ALL)
+def test_validation_of_one_row(name, strategy):
+    def run(model, data):
+        validation = data["x"][:1], data["y"][:1]
+        return fit(model, **data, **OPTIONS, epochs=2, validation_data=validation)
+
+    both(name, strategy, run)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_callback_that_predicts(strategy):
+    def run(model, data):
+        predict = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: model.predict(data["x"][:5], verbose=0)
+        )
+        return fit(model, **data, **OPTIONS, epochs=3, callbacks=[predict])
+
+    both("added_sum", strategy, run)
