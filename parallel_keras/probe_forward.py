@@ -22,7 +22,7 @@ def probe_forward(forward, data, parts, shares, refuse):
     """
     y_pred, ways = _Look(forward, parts, shares, refuse).at(data)
     if forward.layers or keras_internals.has_bare_operations(forward.model):
-        for level in stress.LEVELS:
+        for level in (*stress.LEVELS, *stress.opening(forward.model)):
             ways = _under(level, forward, data, parts, shares, refuse, ways)
     return y_pred, frozenset(key for key, found in ways.items() if MEAN not in found)
 

@@ -28,8 +28,8 @@ class Stress(NamedTuple):
         low, high: Floats, factors of what the rows of the first and of the second part hold.
         weights: Float, factor of the weights that train.
         gradients: Float, factor of the gradients of the loss.
-        counters: Tuple of what counts, and has counted very far (see `counting`), and of
-            coefficients that are zero, and are one (see `opening`).
+        counters: Tuple of what counts, and has counted very far (see `counting`).
+        opened: Tuple of variables that are zero, or are in places, and are one (see `opening`).
         nudge: Float, a relative change of the weights, as rounding might be.
     """
 
@@ -39,6 +39,7 @@ class Stress(NamedTuple):
     weights: float = 1.0
     gradients: float = 1.0
     counters: tuple = ()
+    opened: tuple = ()
     nudge: float = 0.0
 
     def of_model(self, model):
@@ -49,11 +50,12 @@ class Stress(NamedTuple):
             counter.make_large()
 
     def weights_of(self, model):
-        """Pairs of a weight that trains and its larger value; none where they stay."""
+        """Pairs of a variable and its larger value; none for those that stay."""
+        opened = [(v, _without_zeros(step_state.as_array(v))) for v in self.opened]
         if self.weights == 1 and not self.nudge:
-            return []
+            return opened
         floats = [v for v in model.trainable_variables if keras.backend.is_float_dtype(v.dtype)]
-        return [(v, self._larger(step_state.as_array(v))) for v in floats]
+        return [(v, self._larger(step_state.as_array(v))) for v in floats] + opened
 
     def _larger(self, value):
         signs = np.where(np.arange(value.size) % 2, 1.0, -1.0).reshape(value.shape)
@@ -161,7 +163,7 @@ def opening(model):
     """
     layers = [one for one in keras_internals.flatten_layers(model) if not is_keras(type(one))]
     found = {
-        id(v): _Coefficient(v)
+        id(v): v
         for layer in layers
         for v in keras_internals.own_state(layer)
         if not v.trainable
@@ -169,21 +171,12 @@ def opening(model):
         and keras.backend.is_float_dtype(v.dtype)
         and not np.all(step_state.as_array(v))
     }
-    names = ", ".join(one.name for one in found.values())
-    return [Stress(f"1 in {names} for 0", counters=tuple(found.values()))] if found else []
+    names = ", ".join(v.path for v in found.values())
+    return [Stress(f"1 in {names} for 0", opened=tuple(found.values()))] if found else []
 
 
-class _Coefficient:
-    """A variable that is zero, or is in places."""
-
-    def __init__(self, variable):
-        self.variable = variable
-        self.name = variable.path
-
-    def make_large(self):
-        value = step_state.as_array(self.variable)
-        opened = np.where(value == 0, np.ones_like(value), value)
-        self.variable.assign(ops.cast(opened, self.variable.dtype))
+def _without_zeros(value):
+    return np.where(value == 0, np.ones_like(value), value)
 
 
 # ---- counters ----------------------------------------------------------------------

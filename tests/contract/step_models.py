@@ -433,6 +433,18 @@ class SumLater(Classifier):
         return loss + self.beta * ops.sum(ops.square(y_pred))
 
 
+class SumByAttribute(Classifier):
+    """The same with a plain number of Python's."""
+
+    def __init__(self):
+        super().__init__()
+        self.beta = 0.0
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + self.beta * ops.sum(ops.square(y_pred))
+
+
 class InBatch(Steps):
     """Contrasts each row with all others of the batch."""
 

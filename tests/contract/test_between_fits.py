@@ -43,6 +43,46 @@ def both(name, strategy, run):
     compare(f"between_fits_{name}", strategy, *records)
 
 
+class Coefficient(keras.layers.Layer):
+    """A penalty that is a sum over the rows, and that is off at first."""
+
+    def __init__(self):
+        super().__init__(name="coefficient")
+        self.beta = 0.0
+
+    def build(self, shape):
+        self.gamma = self.add_weight(name="gamma", initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.add_loss(self.beta * ops.sum(ops.abs(x)))
+        self.add_loss(self.gamma * ops.sum(x * x))
+        return x
+
+
+def with_coefficient():
+    x = keras.Input((6,))
+    y = Coefficient()(keras.layers.Dense(8, activation="tanh")(x))
+    return keras.Model(x, keras.layers.Dense(3, activation="softmax")(y))
+
+
+ARGUMENTS["coefficient"] = (with_coefficient, compiled(sgd))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_coefficients_that_a_callback_raises_from_zero(strategy):
+    def run(model, data):
+        layer = model.get_layer("coefficient")
+
+        def up(epoch, logs=None):
+            layer.gamma.assign(0.01 * epoch)
+            layer.beta = 0.01 * epoch
+
+        warm_up = keras.callbacks.LambdaCallback(on_epoch_begin=up)
+        return fit(model, **data, **OPTIONS, epochs=3, callbacks=[warm_up])
+
+    both("coefficient", strategy, run)
+
+
 @pytest.mark.parametrize(("name", "strategy"), ALL)
 def test_predict_and_a_small_evaluate_between_two_fits(name, strategy):
     def run(model, data):

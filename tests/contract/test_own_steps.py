@@ -333,6 +333,20 @@ def test_refused_by_name(name):
     assert number(model.optimizer.iterations) == 3
 
 
+@pytest.mark.backend("torch")
+def test_a_term_that_a_callback_turns_on_is_refused_then():
+    """On TensorFlow the attribute is a constant of the traced step, as in plain Keras."""
+    model = make(step_models.SumByAttribute, compiled(own_steps.adam, metrics=None)(), "data=2")
+
+    def up(epoch, logs=None):
+        model.beta = 0.1 * epoch
+
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=up)]
+    with pytest.raises(pk.UnsupportedError, match="(?s)train_step.*mean over the rows"):
+        fit(model, **rows.classes(48), **OPTIONS, epochs=3, callbacks=callbacks)
+    assert number(model.optimizer.iterations) == 3, "the first epoch is trained"
+
+
 def test_predictions_that_mix_rows_are_refused():
     model = make(step_models.MixedPredictions, compiled(metrics=None)(), "data=2")
     with pytest.raises(pk.UnsupportedError, match=r"(?s)predict_step.*Received"):

@@ -171,6 +171,10 @@ class Lowering(lowering.Lowering):
         total = batches.rows_of(data, self.strategy)
         self._probe(kind, data, total)
         self.ship.ensure()
+        if self.ship.has_woken():
+            self._known.clear()
+            self.own_steps.forget()
+            self._probe(kind, data, total)
         number = self.pool.next_number()
         if layouts is None:
             layouts = self._write(number % memory.SLOTS, data, total)

@@ -25,6 +25,11 @@ class Forwarder:
     Args:
         model: The model.
         variables: List of Keras variables in the order of all ranks.
+
+    Attributes:
+        has_woken: Bool. Whether an attribute that had been zero, false or `None` until then
+            has got another value: what is multiplied with it, or done if it is true, has
+            not been seen yet. Set to `False` by whoever has looked; once for each attribute.
     """
 
     def __init__(self, model, variables):
@@ -32,6 +37,8 @@ class Forwarder:
         self.holders = holders(model)
         base = set(vars(keras.layers.Layer())) | set(vars(keras.Model()))
         self._plain = []
+        self._woken: set = set()  # numbers of holders, and attributes, that were false at first
+        self.has_woken = False
         self._objects = []  # known by identity only
         for number, holder in enumerate(self.holders):
             for key, value in vars(holder).items():
@@ -100,6 +107,9 @@ class Forwarder:
             if now is not value and not (now == value and type(now) is type(value)):
                 if not isinstance(now, _PLAIN):
                     return None
+                if now and not value and (number, key) not in self._woken:
+                    self._woken.add((number, key))
+                    self.has_woken = True
                 entry[3] = now
                 changed.append((number, key, now))
         return changed

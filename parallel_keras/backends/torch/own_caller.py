@@ -42,6 +42,10 @@ class OwnSteps:
         self._probed[kind] = _Probed(compiled, found, Numbered(self.model, found))
         lowering.note_own_step(kind)
 
+    def forget(self):
+        """Let each kind be probed anew before its next step."""
+        self._probed.clear()
+
     def news(self):
         """What the workers have to know of the probes."""
         return {kind: probed.numbered.as_news() for kind, probed in self._probed.items()}

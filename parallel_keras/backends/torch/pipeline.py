@@ -125,6 +125,9 @@ class Lowering(Pipelined):
 
     def _step(self, kind, data, total):
         self.ship.ensure_cut(data[0])
+        if self.ship.has_woken():
+            self._summed.clear()
+            self._probe(kind, data, total)
         cut = self.staged(data[0], training=kind == "train")
         if kind != "train" and cut.stages[0].borrowed:
             self.ship.collect()  # later the workers are in the step

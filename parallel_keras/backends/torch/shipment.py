@@ -20,6 +20,7 @@ class Shipment:
         self.lowering = weakref.proxy(lowering)
         self.stale = True  # the whole model has to be compared
         self.reseed = True
+        self._has_woken = False
         self.events: list = []  # of the last training step, where who took them down is gone
         self.lost()
 
@@ -69,6 +70,8 @@ class Shipment:
         generation = lowering.pool.ready()
         if generation == self.generation:
             self._attributes = self.forwarder.changed_attributes()
+            self._has_woken |= self.forwarder.has_woken
+            self.forwarder.has_woken = False
             if not self.stale and self._attributes is not None:
                 return
         self._configure(lowering.pool, generation)
@@ -93,6 +96,11 @@ class Shipment:
         self.delivered()
         self._sent_news: object = None
         self._attributes = ()
+
+    def has_woken(self):
+        """Whether what was false when the model was probed is so no more; said once."""
+        found, self._has_woken = self._has_woken, False
+        return found
 
     @staticmethod
     def _configure(pool, generation):
