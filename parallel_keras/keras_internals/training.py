@@ -41,7 +41,7 @@ def compiled_loss(model, targets, y_pred):
     """
     compiled = compile_loss_of(model)
     y, sample_weight = targets
-    loss = None if compiled is None else compiled(y, y_pred, sample_weight)
+    loss = None if compiled is None else compiled(_whole(y, y_pred), y_pred, sample_weight)
     return [] if loss is None else [loss]
 
 
@@ -65,9 +65,21 @@ def no_gradient():
 
 def compute_loss(model, x, y, y_pred, sample_weight, training):
     """A model's loss by Keras's own rule, regularizers included. trainer.py, 3.15.1."""
+    y = _whole(y, y_pred)
     return model._compute_loss(
         x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
     )
+
+
+def _whole(y, y_pred):
+    """Targets that Keras will not take apart.
+
+    compile_utils.py, 3.15.1: a tensor that is the target of one of several outputs, the
+    losses of the others being `None`, is taken for a list of targets where it has as many
+    rows as there are outputs. A part of a batch may have those.
+    """
+    lone = y is not None and not keras.tree.is_nested(y)
+    return [y] if lone and len(keras.tree.flatten(y_pred)) > 1 else y
 
 
 def added_losses(model):

@@ -307,7 +307,8 @@ class _Run:
         return [None if g is None else g[rows] for g in self._loss_gradients]
 
     def _loss(self, y, y_pred, sample_weight):
-        return keras_internals.compile_loss_of(self.rank.model)(y, y_pred, sample_weight)
+        (loss,) = keras_internals.compiled_loss(self.rank.model, (y, sample_weight), y_pred)
+        return loss
 
 
 # ---- small things -----------------------------------------------------------

@@ -75,6 +75,10 @@ CASES = [
     case("confident_early_raw", lambda: stage_models.confident_early(models.TensorFlowsSoftmax),
         _three_times, compiled(_slow, loss=["sparse_categorical_crossentropy"] * 3, metrics=None),
         backend="tensorflow"),
+    # Twelve rows are cut into four of 3: as many as there are outputs.
+    case("target_of_one_output", stage_models.confident_early, compile=compiled(
+        _slow, loss=[None, None, "sparse_categorical_crossentropy"], metrics=None),
+        fit={"batch_size": 12}),
     case("whole_numbers", stage_models.whole_numbers),
     case("masked_loss", models.masked_steps, rows.padded),
     case("tied_weights", stage_models.tied, rows.tokens, compiled(adam)),

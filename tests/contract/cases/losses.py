@@ -187,6 +187,13 @@ CASES = [
             metrics=[["accuracy"], ["mae"]],
         ),
     ),
+    # Eight rows are cut into 3, 3 and 2: as many as there are outputs.
+    case(
+        "target_of_one_output",
+        models.two_outputs_list,
+        compile=compiled(loss=["sparse_categorical_crossentropy", None], metrics=None),
+        fit={"batch_size": 8},
+    ),
     case(
         "loss_weights_own",
         models.two_outputs,
