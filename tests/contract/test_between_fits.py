@@ -94,6 +94,36 @@ def test_predict_and_a_small_evaluate_between_two_fits(name, strategy):
     both(name, strategy, run)
 
 
+def transfer():
+    """A base that is frozen at first, under a head."""
+    x = keras.Input((6,))
+    y = keras.layers.Dense(8, activation="tanh", name="base_0")(x)
+    base = keras.Model(x, keras.layers.Dense(8, activation="tanh", name="base_1")(y), name="base")
+    base.trainable = False
+    x = keras.Input((6,))
+    return keras.Model(x, keras.layers.Dense(3, activation="softmax")(base(x)))
+
+
+ARGUMENTS["fine_tuning"] = (transfer, compiled(sgd))
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "model=2"])
+def test_a_frozen_base_is_tuned_afterwards(strategy):
+    """Its variables are brought to their devices while they are frozen."""
+
+    def run(model, data):
+        first = fit(model, **data, **OPTIONS)
+        before = model.get_layer("base").get_weights()
+        model.get_layer("base").trainable = True
+        model.compile(**compiled(sgd)())
+        second = fit(model, **data, **OPTIONS)
+        after = model.get_layer("base").get_weights()
+        assert all((a != b).any() for a, b in zip(before, after, strict=True))
+        return first, second
+
+    both("fine_tuning", strategy, run)
+
+
 @pytest.mark.parametrize(("name", "strategy"), ALL)
 def test_validation_of_one_row(name, strategy):
     def run(model, data):

@@ -67,7 +67,8 @@ def made_anew(variable, value):
     return tf.Variable(
         value,
         dtype=value.dtype,
-        trainable=variable.trainable,
+        # Not Keras's flag, which changes: a tape looks at this one, which does not.
+        trainable=keras_internals.tf_variable(variable).trainable,
         name=variable.name,
         aggregation=keras_internals.tf_aggregation(variable),
         synchronization=keras_internals.tf_synchronization(variable),
