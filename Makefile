@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: quickstart test test-all keras-tests lint install bench clean
+.PHONY: quickstart test test-all keras-tests lint install clean
 
 install: $(VENV)/.installed
 

@@ -123,7 +123,8 @@ def resolve(devices, available):
                 raise ValueError(_missing(f"device number {device}", available))
             device = available[device]
         elif device not in available and device != "cpu:0":
-            raise ValueError(_missing(f"device {device!r}", available))
+            is_accelerator = kind_of(device) != "cpu"
+            raise ValueError(_missing(f"device {device!r}", available, is_accelerator))
         if device in chosen:
             raise ValueError(
                 f"Device {device!r} is named twice, but each replica needs a "
@@ -152,12 +153,17 @@ def check_cpu_count(count):
     return number
 
 
-def _missing(what, available):
+def _missing(what, available, is_accelerator=False):
     text = (
-        f"Received a request for {what}, but this machine has "
-        f"{len(available)}: {', '.join(available)}."
+        f"Received a request for {what}, but the devices of this machine are "
+        f"{', '.join(available)} ({len(available)})."
     )
-    if available and kind_of(available[0]) == "cpu":
+    if available and kind_of(available[0]) == "cpu" and is_accelerator:
+        text += (
+            " The backend sees no accelerator: install a build of it for yours, and look at "
+            "the driver and at CUDA_VISIBLE_DEVICES; or ask for CPU devices."
+        )
+    elif available and kind_of(available[0]) == "cpu":
         text += (
             " Call `parallel_keras.set_cpu_devices(n)` right after the import "
             f"(or set {CPU_DEVICES_VARIABLE}=n) to split the CPU into more."

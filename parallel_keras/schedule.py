@@ -64,7 +64,7 @@ def parse(name):
         raise UnsupportedError(
             f"The schedule {name!r} is not supported yet. {supported} Received: schedule={name!r}"
         )
-    near = difflib.get_close_matches(plain, [*_NAMES, *_LATER], n=1)
+    near = difflib.get_close_matches(plain, list(_NAMES), n=1)
     hint = f"Did you mean {near[0]!r}? " if near else ""
     raise ValueError(f"Unknown schedule. {hint}{supported} Received: schedule={name!r}")
 

@@ -66,7 +66,7 @@ def parse(strategy):
 
 def _parse_string(text):
     name = text.strip().lower()
-    if "," in name or "*" in name:
+    if any(sign in name for sign in ",*+"):
         raise UnsupportedError(
             "Products of strategies are not supported yet. "
             f"{_supported()} Received: strategy={text!r}"
@@ -86,12 +86,19 @@ def _parse_string(text):
             f"strategy={here!r}. {_supported()} Received: strategy={text!r}"
         )
     if name not in _BY_NAME:
-        near = difflib.get_close_matches(name, [*_BY_NAME, *_LATER], n=1)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
+        kind, sign, number = name.partition(":")
+        near = difflib.get_close_matches(kind, [*_BY_NAME, *_LATER], n=1)
+        meant = f"{near[0]}={number}" if near and sign and number.isdigit() else "".join(near)
+        hint = f"Did you mean {meant!r}? " if meant else ""
         raise ValueError(f"Unknown strategy. {hint}{_supported()} Received: strategy={text!r}")
     if not count:
         return _BY_NAME[name]()
-    if name == "single" or not count.strip().lstrip("-").isdigit():
+    if name == "single":
+        raise ValueError(
+            "'single' is one device and takes no count: write strategy='single'. "
+            f"Received: strategy={text!r}"
+        )
+    if not count.strip().lstrip("-").isdigit():
         raise ValueError(
             f"A count of devices is written like strategy='data=2'. Received: strategy={text!r}"
         )

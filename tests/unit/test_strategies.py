@@ -63,6 +63,17 @@ def test_what_is_no_strategy(thing):
 def test_near_misses_get_a_hint():
     with pytest.raises(ValueError, match="Did you mean 'data'"):
         parse("dat")
+    with pytest.raises(ValueError, match="Did you mean 'data=2'"):
+        parse("data:2")
+    with pytest.raises(UnsupportedError, match="Products"):
+        parse("data+model")
+    with pytest.raises(ValueError, match="takes no count"):
+        parse("single=2")
+
+
+def test_an_accelerator_that_is_not_there():
+    with pytest.raises(ValueError, match="sees no accelerator"):
+        DataParallel(["gpu:0", "gpu:1"]).devices
 
 
 def test_values():
@@ -85,7 +96,7 @@ def test_devices_and_replicas():
     assert DataParallel(3).num_replicas == 3
     assert SingleDevice().devices == ("cpu:0",)
     assert SingleDevice().num_replicas == SingleDevice().num_stages == 1
-    with pytest.raises(ValueError, match="this machine has 8"):
+    with pytest.raises(ValueError, match="of this machine are cpu:0, .*[(]8[)]"):
         DataParallel(9).devices  # noqa: B018
 
 
