@@ -138,9 +138,9 @@ class Pool:
             worker.wait_until_up(deadline)
         self.group = self._formed = None
         meeting = memory.Meeting()
-        shared = memory.SharedFile(SharedSums.FIRST_SIZE)
         ours = [torch_device(name) for name in devices]
-        paths = meeting.path, shared.path if links.on_one_cpu(ours) else None
+        sums = memory.SharedFile(SharedSums.FIRST_SIZE) if links.on_one_cpu(ours) else None
+        paths = meeting.path, None if sums is None else sums.path
         threads = threads_of_a_rank(world_size)
         for worker in self.active:
             details = (world_size, devices[worker.rank], timeout, self.secret, threads)
@@ -151,7 +151,8 @@ class Pool:
             self.group = groups.make(paths, 0, world_size, ours[0], timeout, self.secret, check)
         finally:
             meeting.over()
-            shared.close()
+            if sums is not None:
+                sums.close()
         self._formed = self.wanted
         self.generation = next(_generations)
         return self.generation
