@@ -352,6 +352,34 @@ def test_every_wait_has_an_end(pool, wait, message, word):
     assert word in str(found)
 
 
+@pytest.mark.parametrize("state", ["stopped", pytest.param("busy", marks=long), "other_dies"])
+def test_a_message_that_is_not_taken_has_an_end(pool, state):
+    """More than the socket holds, in one message or in many."""
+    start(3, timeout=3, pool=pool)
+    pool.send(1, ("spin",) if state == "busy" else ("kill", int(signal.SIGSTOP)))
+    if state == "other_dies":
+        pool.send(2, ("kill", int(signal.SIGKILL)))
+    begin = time.monotonic()
+    with pytest.raises(WorkerError) as caught:
+        for _ in range(20_000):
+            pool.send(1, ("echo", b"x" * (100 if state == "busy" else 4_000_000)))
+    assert time.monotonic() - begin < 8
+    word = {"stopped": "stopped", "busy": "in on_spin", "other_dies": "SIGKILL"}[state]
+    assert word in str(caught.value), caught.value
+    assert caught.value.rank == (2 if state == "other_dies" else 1)
+    pool.abort()
+    start(2, pool=pool)
+    assert total(pool) == [3.0, 6.0], "the next call works"
+
+
+def test_messages_of_every_size_arrive(lasting):
+    start(2, pool=lasting)
+    for size in (0, 1, 16_000, 16_384, 17_000, 300_000, 5_000_000):
+        sent = os.urandom(size)
+        lasting.send(1, ("echo", sent))
+        assert lasting.receive(1) == ("echo", sent)
+
+
 def test_a_worker_that_failed_after_its_step_tells_why_at_the_next(pool):
     start(2, pool=pool)
     pool.send(1, ("raise", "too late"))
@@ -456,10 +484,10 @@ def test_a_rank_without_the_secret_is_found_out(pool):
     worker = pool.workers[0]
     send = worker.send
 
-    def send_another_secret(message):
+    def send_another_secret(message, *limits):
         if message[0] == "regroup":
             message = (*message[:5], b"a guess" * 4, *message[6:])
-        send(message)
+        send(message, *limits)
 
     worker.send = send_another_secret
     with pytest.raises(WorkerError, match="secret"):

@@ -17,6 +17,7 @@ import psutil
 
 from parallel_keras.backends.torch import board, memory, worker_main
 from parallel_keras.backends.torch.output import Output
+from parallel_keras.backends.torch.sending import send_bytes
 from parallel_keras.errors import WorkerError
 
 SERVER = "parallel_keras.backends.torch.server:Server"
@@ -76,7 +77,8 @@ class Worker:
         )
         theirs.close()
         os.close(lifeline)
-        self.channel = Connection(ours.detach())
+        self._outgoing = ours
+        self.channel = Connection(os.dup(ours.fileno()), writable=False)
         self.output = Output(rank, self.process.stdout, self.process.stderr)
 
     # ---- talking ----
@@ -87,10 +89,23 @@ class Worker:
             self.receive(max(0.0, deadline - time.monotonic()), self.check)
             self.up = True
 
-    def send(self, message):
+    def send(self, message, timeout, check):
+        """Hand over a message, or raise a WorkerError.
+
+        Args:
+            message: Tuple, a name and what else the server takes.
+            timeout: Float, in seconds.
+            check: Called now and then; raises where waiting is in vain.
+        """
+        # Not the Connection's: its pickler, made for what this sends nothing of, is in Python.
+        payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         try:
-            # Not `send`: its pickler, made for what this sends nothing of, is in Python.
-            self.channel.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+            send_bytes(self._outgoing, payload, timeout, check)
+        except TimeoutError:
+            reason = self.stopped() or f"takes no message within {timeout:g} s"
+            error = self.error(reason, self.stack())
+            self.kill()  # what it has of the message no other can follow
+            raise error from None
         except OSError as error:
             self._wait_for_its_end()
             self.check()
@@ -215,6 +230,7 @@ class Worker:
             self.process.wait(timeout=10.0)
         self.output.close()
         self.channel.close()
+        self._outgoing.close()
         os.close(self._lifeline)
         self.inbound.close()
         self.outbound.close()

@@ -144,7 +144,7 @@ class Pool:
         threads = threads_of_a_rank(world_size)
         for worker in self.active:
             details = (world_size, devices[worker.rank], timeout, self.secret, threads)
-            worker.send(("regroup", paths, *details))
+            self.send(worker.rank, ("regroup", paths, *details))
         # Not the pool itself, which would keep the group and be kept by it.
         check = functools.partial(Pool.check, weakref.proxy(self))
         try:
@@ -211,11 +211,11 @@ class Pool:
         return self._number
 
     def send(self, rank, message):
-        self.workers[rank - 1].send(message)
+        self.workers[rank - 1].send(message, self.timeout, self.check)
 
     def broadcast_message(self, message):
         for worker in self.active:
-            worker.send(message)
+            self.send(worker.rank, message)
 
     def receive(self, rank):
         return self.workers[rank - 1].receive(self.timeout, self.check)
