@@ -32,6 +32,7 @@ from parallel_keras.backends.torch.worker import SERVER, Worker, is_of_a_collect
 from parallel_keras.errors import WorkerError
 
 START_TIMEOUT = 180.0  # imports of torch and Keras on a busy machine
+END_TIMEOUT = 10.0  # of all workers together
 _pool = None
 _generations = itertools.count(1)  # never the same twice, whichever pool
 
@@ -168,9 +169,16 @@ class Pool:
     def _bring_home(self):
         lenders = list(self._lenders)
         self._lenders.clear()
-        if self.group is not None and self.is_healthy():
-            for lender in lenders:
+        if self.group is None or not self.is_healthy():
+            return  # each finds out when somebody looks
+        trouble = None
+        for lender in lenders:
+            try:
                 lender.collect()
+            except Exception as error:  # of one model, which takes no other's numbers with it
+                trouble = trouble or error
+        if trouble is not None:
+            raise trouble
 
     def end(self):
         """End all workers, of which nobody needs anything any more."""
@@ -187,8 +195,9 @@ class Pool:
                 worker.kill()
             self.group = self._formed = None
             self.generation = 0
+            deadline = time.monotonic() + END_TIMEOUT
             for worker in workers:
-                worker.close()
+                worker.close(deadline)
 
     def disown(self):
         """In a forked child: the workers and the group are the parent's."""
