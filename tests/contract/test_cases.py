@@ -7,6 +7,8 @@ import pytest
 from cases import batches, kinds, losses, metrics, optimizers, own_optimizers, precision
 from harness import check, fit, grid, make
 
+import parallel_keras as pk
+
 
 @pytest.mark.parametrize("case, strategy", grid(optimizers))
 def test_optimizers(case, strategy):
@@ -41,6 +43,14 @@ def test_metrics(case, strategy):
 @pytest.mark.parametrize("case, strategy", grid(precision))
 def test_precision(case, strategy):
     check(case, strategy)
+
+
+def test_one_replica_where_keras_would_not_compute():
+    devices = pk.list_devices()
+    if len(devices) < 2:
+        pytest.skip("one device")
+    case = next(case for case in optimizers.CASES if case.name == "clipnorm")
+    check(case, pk.DataParallel(devices[1:2]))
 
 
 def test_every_metric_class_has_a_case():

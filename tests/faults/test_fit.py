@@ -187,6 +187,46 @@ tell("FITS AGAIN")
     assert float(output.split("SECONDS ")[1].split()[0]) < 45
 
 
+@pytest.mark.parametrize(
+    ("model", "when"),
+    [
+        ("accumulating()", "on_train_end"),
+        pytest.param("make_stages(timeout=4)", "on_train_end", marks=long),
+        pytest.param("make(timeout=4)", "timeline", marks=long),
+    ],
+)
+def test_a_worker_that_stops_after_the_last_step_is_named(model, when, tmp_path):
+    """What the workers hold is fetched when a fit has ended, and when somebody asks."""
+    body = f"""
+from parallel_keras.backends.torch import workers
+def accumulating():
+    model = make(timeout=4)
+    model.compile(keras.optimizers.SGD(0.01, gradient_accumulation_steps=3), "mse")
+    return model
+class Stop(keras.callbacks.Callback):
+    def {when}(self, logs=None):
+        os.kill(workers._pool.workers[0].process.pid, signal.SIGSTOP)
+model, begin = {model}, time.time()
+try:
+    model.fit(x, y, batch_size=8, verbose=0, callbacks=[Stop()])
+    if {when == "timeline"}:
+        Stop().timeline()
+        model.timeline()
+except pk.WorkerError as error:
+    assert error.rank == 1, error.rank
+    tell(str(error))
+    tell(f"SECONDS {{time.time() - begin:.1f}}")
+assert not children(), children()
+assert "reset_metrics" not in vars(model)
+tell(f"FINITE {{np.isfinite(model.evaluate(x, y, verbose=0))}}")
+fits_again()
+"""
+    output = finish(start(tmp_path, body))
+    for word in ("Rank 1", "stopped", "FINITE True", "FITS AGAIN"):
+        assert word in output, output
+    assert float(output.split("SECONDS ")[1].split()[0]) < 45
+
+
 def test_no_stage_outlives_a_killed_caller(tmp_path):
     body = """
 model = make_stages(stages=2)

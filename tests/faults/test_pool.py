@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import weakref
 
@@ -26,7 +27,7 @@ if BACKEND == "torch":
     from keras.src.backend.common import global_state
 
     from parallel_keras import keras_internals
-    from parallel_keras.backends.torch import board, looking, memory, workers
+    from parallel_keras.backends.torch import board, looking, memory, output, workers
     from parallel_keras.errors import WorkerError
 
 HERE = str(pathlib.Path(__file__).parent)
@@ -267,6 +268,35 @@ def test_a_caller_without_stdout_does_not_stop_a_worker(lasting, monkeypatch, ca
         lasting.receive(1)
 
 
+def test_a_blocked_stdout_does_not_hold_the_caller(monkeypatch):
+    """Somebody who reads the caller's own output has stopped reading."""
+    go_on, shown = threading.Event(), []
+
+    class Blocked:
+        def write(self, text):
+            go_on.wait(30)
+            shown.append(text)
+
+        def flush(self):
+            pass
+
+    monkeypatch.setattr(sys, "stdout", Blocked())
+    pipes = [os.pipe() for _ in range(2)]
+    forwarded = output.Output(1, *(os.fdopen(reader, "rb") for reader, _ in pipes))
+    for _, writer in pipes:
+        os.write(writer, b"a line\n")
+        os.close(writer)
+    begin = time.monotonic()
+    forwarded.drain(0.5)
+    forwarded.close(time.monotonic() + 0.5)
+    assert time.monotonic() - begin < 5
+    assert not shown
+    go_on.set()
+    for thread in forwarded._threads:
+        thread.join(10)
+    assert shown == ["[rank 1] a line\n"], "and nothing is lost"
+
+
 # ---- failures ----
 
 
@@ -352,6 +382,34 @@ def test_every_wait_has_an_end(pool, wait, message, word):
     assert word in str(found)
 
 
+@pytest.mark.parametrize("state", ["stopped", pytest.param("busy", marks=long), "other_dies"])
+def test_a_message_that_is_not_taken_has_an_end(pool, state):
+    """More than the socket holds, in one message or in many."""
+    start(3, timeout=3, pool=pool)
+    pool.send(1, ("spin",) if state == "busy" else ("kill", int(signal.SIGSTOP)))
+    if state == "other_dies":
+        pool.send(2, ("kill", int(signal.SIGKILL)))
+    begin = time.monotonic()
+    with pytest.raises(WorkerError) as caught:
+        for _ in range(20_000):
+            pool.send(1, ("echo", b"x" * (100 if state == "busy" else 4_000_000)))
+    assert time.monotonic() - begin < 8
+    word = {"stopped": "stopped", "busy": "in on_spin", "other_dies": "SIGKILL"}[state]
+    assert word in str(caught.value), caught.value
+    assert caught.value.rank == (2 if state == "other_dies" else 1)
+    pool.abort()
+    start(2, pool=pool)
+    assert total(pool) == [3.0, 6.0], "the next call works"
+
+
+def test_messages_of_every_size_arrive(lasting):
+    start(2, pool=lasting)
+    for size in (0, 1, 16_000, 16_384, 17_000, 300_000, 5_000_000):
+        sent = os.urandom(size)
+        lasting.send(1, ("echo", sent))
+        assert lasting.receive(1) == ("echo", sent)
+
+
 def test_a_worker_that_failed_after_its_step_tells_why_at_the_next(pool):
     start(2, pool=pool)
     pool.send(1, ("raise", "too late"))
@@ -399,6 +457,49 @@ def test_ending_a_pool_leaves_nothing(pool):
         time.sleep(0.1)
     assert process.num_fds() <= before + 1, "the meeting's file is kept: see memory.Meeting"
     assert set(listening(pool)) <= set(heard)
+
+
+def test_workers_that_do_not_end_are_waited_for_together(pool, monkeypatch):
+    start(4, pool=pool)
+    monkeypatch.setattr(workers, "END_TIMEOUT", 1.0)
+    processes = [worker.process for worker in pool.workers]
+    for worker in pool.workers:
+        monkeypatch.setattr(worker, "kill", lambda: None)
+    begin = time.monotonic()
+    pool.abort()
+    assert time.monotonic() - begin < 2.5
+    for process in processes:
+        process.wait(timeout=10)  # the lifeline's end has told them
+
+
+def test_a_worker_that_cannot_be_started_leaves_nothing_open(monkeypatch, pool):
+    gc.collect()
+    before = psutil.Process().num_fds()
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    for _ in range(3):
+        with pytest.raises(FileNotFoundError):
+            pool.want(2, ["cpu:0", "cpu:1"], 20)
+    gc.collect()
+    assert psutil.Process().num_fds() == before
+    assert not pool.workers
+
+
+def test_every_model_is_brought_home_where_one_cannot_be(pool):
+    asked = []
+
+    class Lender:
+        def collect(self):
+            asked.append(self)
+            raise WorkerError(f"lost {len(asked)}")
+
+    start(2, pool=pool)
+    lenders = [Lender() for _ in range(4)]
+    for lender in lenders:
+        pool.lend(lender)
+    with pytest.raises(WorkerError, match="lost 1"):
+        pool.end()
+    assert set(asked) == set(lenders)
+    assert not pool.workers
 
 
 # ---- strangers ----
@@ -456,10 +557,10 @@ def test_a_rank_without_the_secret_is_found_out(pool):
     worker = pool.workers[0]
     send = worker.send
 
-    def send_another_secret(message):
+    def send_another_secret(message, *limits):
         if message[0] == "regroup":
             message = (*message[:5], b"a guess" * 4, *message[6:])
-        send(message)
+        send(message, *limits)
 
     worker.send = send_another_secret
     with pytest.raises(WorkerError, match="secret"):

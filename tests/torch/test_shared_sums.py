@@ -32,7 +32,7 @@ def value(step, rank, number, count, dtype):
     return torch.randint(-8, 8, (count,), generator=generator).to(dtype)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5], indirect=True)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5], indirect=True)
 def test_all_ranks_have_the_sum_of_each_tensor(ranks):
     """Sums of many sizes, one after the other, larger and smaller, with ranks that are late."""
     shapes = random.Random(0)

@@ -77,7 +77,8 @@ class Lowering(lowering.Lowering):
         self._known.pop(kind, None)
 
         def function(data):
-            return self._guarded(kind, data[0])
+            with self.ship.whole_or_ended():
+                return self._step(kind, data[0])
 
         return function
 
@@ -89,12 +90,14 @@ class Lowering(lowering.Lowering):
         members = vars(self.model)
         members["reset_metrics"] = self._reset_metrics
         try:
-            with workers.as_a_rank(self.devices), looking_ahead(self.pool) as may_look:
-                if may_look and self._method == "fit":
-                    members["_symbolic_build"] = self._symbolic_build
-                yield
+            try:
+                with workers.as_a_rank(self.devices), looking_ahead(self.pool) as may_look:
+                    if may_look and self._method == "fit":
+                        members["_symbolic_build"] = self._symbolic_build
+                    yield
+            finally:
+                self.fold()
         finally:
-            self.fold()
             self._look_no_further()
             members.pop("_symbolic_build", None)
             members.pop("reset_metrics", None)
@@ -152,18 +155,6 @@ class Lowering(lowering.Lowering):
         ]
 
     # ---- a step ----
-
-    def _guarded(self, kind, data):
-        """Run a step; whatever ends it early ends the workers too."""
-        try:
-            return self._step(kind, data)
-        except BaseException as error:
-            explained = self.pool.explain(error) if isinstance(error, Exception) else None
-            self.pool.abort()
-            self.ship.lost()
-            if explained is not None and explained is not error:
-                raise explained from error
-            raise
 
     def _step(self, kind, data):
         _, prepared, layouts = self._staged.pop(id(data), (None, None, None))
@@ -288,7 +279,8 @@ class Lowering(lowering.Lowering):
         """
         if self.ship.events or not self.ship.is_current():
             return self.ship.events
-        found = self.pool.events_of(self.key, self.ship.replica.laps.read())
+        with self.ship.whole_or_ended():
+            found = self.pool.events_of(self.key, self.ship.replica.laps.read())
         return [
             Event(self.devices[rank], kind, None, None, start, end)
             for rank, events in enumerate(found)
@@ -310,15 +302,11 @@ class Lowering(lowering.Lowering):
         """Fetch what the workers have accumulated since the last update."""
         self._go_on_with_own_parts()
         if self.ship.is_current() and self.ship.accumulates():
-            try:
+            with self.ship.whole_or_ended():
                 self.pool.broadcast_message(("fold", self.key))
                 fold_accumulators(self.model.optimizer, 0, self.pool.group)
                 held = keras_internals.accumulators(self.model.optimizer)
                 self.ship.forwarder.taken_of(held)
-            except BaseException:
-                self.pool.abort()
-                self.ship.lost()
-                raise
 
 
 class _Known(NamedTuple):

@@ -26,25 +26,35 @@ class Output:
             thread.start()
 
     def drain(self, limit=2.0):
-        """Wait until the whole lines that were printed so far are shown."""
+        """Wait until the whole lines that were printed so far are shown.
+
+        Args:
+            limit: Float, in seconds: the caller's own stdout may be blocked.
+        """
         deadline = time.monotonic() + limit
         while any(map(_waiting, self._pipes)) and time.monotonic() < deadline:
             time.sleep(0.001)
-        with self._busy:
-            pass
+        if self._busy.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            self._busy.release()
 
-    def close(self):
-        """After the process has ended: show what is left."""
-        self.drain()
+    def close(self, deadline):
+        """After the process has ended: show what is left.
+
+        Args:
+            deadline: Float, of `time.monotonic()`.
+        """
+        self.drain(min(2.0, deadline - time.monotonic()))
         # Not by the pipe's end alone: a process that the worker has started may
         # hold it open.
         self._ended = True
         for thread in self._threads:
-            thread.join(timeout=2.0)
-        for pipe in self._pipes:
-            pipe.close()
+            thread.join(timeout=max(0.0, min(2.0, deadline - time.monotonic())))
 
     def _forward(self, pipe, name):
+        with pipe:
+            self._print_lines(pipe, name)
+
+    def _print_lines(self, pipe, name):
         rest = b""
         poll = select.poll()  # select() knows no descriptors above 1023
         poll.register(pipe.fileno(), select.POLLIN)

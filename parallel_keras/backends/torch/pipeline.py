@@ -69,7 +69,9 @@ class Lowering(Pipelined):
         self._summed.pop(kind, None)
 
         def function(data):
-            return self._guarded(kind, *self._ready(kind, data[0]))
+            data, total = self._ready(kind, data[0])
+            with self.ship.whole_or_ended():
+                return self._step(kind, data, total)
 
         return function
 
@@ -108,20 +110,6 @@ class Lowering(Pipelined):
         self._probe(kind, data, total)
         self.staged(data[0], training=True)
         return data, total
-
-    def _guarded(self, kind, data, total):
-        """Run a step; whatever ends it early ends the workers too."""
-        try:
-            return self._step(kind, data, total)
-        except BaseException as error:
-            explained = self.pool.explain(error) if isinstance(error, Exception) else None
-            self.pool.abort()
-            note = self.ship.restore()
-            if explained is not None:
-                explained = explained.with_note(note)
-            if explained is not None and explained is not error:
-                raise explained from error
-            raise
 
     def _step(self, kind, data, total):
         self.ship.ensure_cut(data[0])
@@ -227,7 +215,8 @@ class Lowering(Pipelined):
     def events(self):
         if self.ship.events or not self.ship.is_current():
             return self.ship.events
-        found = self.pool.events_of(self.key, self.ship.rank.events)
+        with self.ship.whole_or_ended():
+            found = self.pool.events_of(self.key, self.ship.rank.events)
         return [
             Event(self.devices[stage], kind, stage, microbatch, start, end)
             for stage, events in enumerate(found)
@@ -367,36 +356,30 @@ class _Stages(Shipment):
         """Fetch the numbers of all variables that the workers have changed."""
         if not self._remote:
             return
-        lowering = self.lowering
         if not self.is_current():
             note = self.restore()
             gone = "The workers that held the model have ended meanwhile."
             raise WorkerError(gone, None, gone).with_note(note)
-        variables, self._remote = self._remote, []
-        try:
-            for rank in range(1, lowering.world_size):
-                lowering.pool.send(rank, ("collect", lowering.key))
-                with torch._C.DisableTorchFunctionSubclass():
-                    wanted = [v._value for v in self.homes.of(rank)]
-                    shipping.receive(wanted, rank, lowering.pool.group)
-        except BaseException as error:
-            self._remote = variables
-            explained = lowering.pool.explain(error) if isinstance(error, Exception) else None
-            lowering.pool.abort()
-            note = self.restore()
-            if explained is not None:
-                raise explained.with_note(note) from error
-            raise
+        with self.whole_or_ended():
+            variables, self._remote = self._remote, []
+            try:
+                self._fetch_all()
+            except BaseException:
+                self._remote = variables
+                raise
         remote.make_local([v._value for v in variables])
         self.forwarder.taken_of(variables)
         self._before = None
 
-    def restore(self):
-        """The workers have gone: bring the model back to the last numbers that are whole.
+    def _fetch_all(self):
+        lowering = self.lowering
+        for rank in range(1, lowering.world_size):
+            lowering.pool.send(rank, ("collect", lowering.key))
+            with torch._C.DisableTorchFunctionSubclass():
+                wanted = [v._value for v in self.homes.of(rank)]
+                shipping.receive(wanted, rank, lowering.pool.group)
 
-        Returns:
-            A sentence about it, or `""` where nothing is lost.
-        """
+    def restore(self):
         variables, before = self._remote, self._before
         remote.make_local([v._value for v in variables])
         with torch.no_grad():

@@ -53,6 +53,7 @@ class SharedSums:
         self._count = 0  # sums that have begun
         self._areas: list = []
         self._there: list = []  # of this sum: each tensor, and where in an area it lies
+        self._end = 0  # of what lies in an area
 
     def __del__(self):
         if self._descriptor >= 0:
@@ -68,7 +69,7 @@ class SharedSums:
         """
         self._wait(_TAKEN, "the gradients of the step before to be taken")
         self._count += 1
-        self._there = []
+        self._there, self._end = [], 0
         size = rounded(nbytes)
         self._make_room(_HEAD + self.world_size * size)
         starts = range(_HEAD, _HEAD + self.world_size * size, size) if size else ()
@@ -76,11 +77,8 @@ class SharedSums:
 
     def put(self, tensor):
         """Copy a tensor of one dimension; `finish` will write the sum into it."""
-        start = 0
-        if self._there:
-            before, start = self._there[-1]
-            start += rounded(before.numel() * before.element_size())
-        self._there.append((tensor, start))
+        self._there.append((tensor, self._end))
+        self._end += rounded(tensor.numel() * tensor.element_size())
         self._part(self.rank, len(self._there) - 1, slice(None)).copy_(tensor)
 
     def finish(self):
@@ -90,8 +88,8 @@ class SharedSums:
         for index in range(len(self._there)):
             own = self._rows(index, self.rank)
             first, *others = (self._part(rank, index, own) for rank in range(self.world_size))
-            total = torch.add(first, others[0])
-            for other in others[1:]:
+            total = first.clone()
+            for other in others:
                 total += other
             self._part(self.rank, index, own).copy_(total)
         self._post(_ADDED)

@@ -43,6 +43,36 @@ class Shipment:
 
     # ---- life ----
 
+    @contextlib.contextmanager
+    def whole_or_ended(self):
+        """Whatever ends early what is done here with the workers ends them too.
+
+        Raises:
+            WorkerError: In place of an error for which a rank is at fault.
+        """
+        try:
+            yield
+        except BaseException as error:
+            pool = self.lowering.pool
+            explained = pool.explain(error) if isinstance(error, Exception) else None
+            pool.abort()
+            note = self.restore()
+            if explained is None:
+                raise
+            explained = explained.with_note(note)
+            if explained is error:
+                raise
+            raise explained from error
+
+    def restore(self):
+        """The workers have gone: bring the model back to the last numbers that are whole.
+
+        Returns:
+            A sentence about it, or `""` where nothing is lost.
+        """
+        self.lost()
+        return ""
+
     def lost(self):
         """The workers have gone."""
         self.generation: int | None = None

@@ -17,6 +17,7 @@ import psutil
 
 from parallel_keras.backends.torch import board, memory, worker_main
 from parallel_keras.backends.torch.output import Output
+from parallel_keras.backends.torch.sending import send_bytes
 from parallel_keras.errors import WorkerError
 
 SERVER = "parallel_keras.backends.torch.server:Server"
@@ -38,16 +39,35 @@ class Worker:
         self.rank = rank
         self.up = False
         self._reported = None
+        self._held = contextlib.ExitStack()  # what `close` gives back
+        try:
+            with contextlib.ExitStack() as handed_down:
+                self._start(threads, server, handed_down)
+        except BaseException:
+            self._held.close()
+            raise
+
+    def _start(self, threads, server, handed_down):
         ours, theirs = socket.socketpair()
-        lifeline, self._lifeline = os.pipe()
+        self._outgoing = self._held.enter_context(ours)
+        handed_down.enter_context(theirs)
+        # A Connection and a socket close their descriptor, each its own.
+        self.channel = self._held.enter_context(Connection(os.dup(ours.fileno()), writable=False))
+        lifeline, our_end = os.pipe()
+        self._held.callback(os.close, our_end)
+        handed_down.callback(os.close, lifeline)
         self._files = {
             name: memory.anonymous_file() for name in ("board", "inbound", "outbound", "stack")
         }
-        self.board = board.Board(self._files["board"])
         self.inbound = memory.Buffer(self._files["inbound"])
         self.outbound = memory.Buffer(self._files["outbound"])
+        for give_back in (self.inbound.close, self.outbound.close):
+            self._held.callback(give_back)
+        for name in ("board", "stack"):
+            self._held.callback(os.close, self._files[name])
+        self.board = board.Board(self._files["board"])
         options = {
-            "rank": rank,
+            "rank": self.rank,
             "server": server,
             "channel": theirs.fileno(),
             "lifeline": lifeline,
@@ -74,10 +94,7 @@ class Worker:
                 "MKL_NUM_THREADS": str(threads),
             },
         )
-        theirs.close()
-        os.close(lifeline)
-        self.channel = Connection(ours.detach())
-        self.output = Output(rank, self.process.stdout, self.process.stderr)
+        self.output = Output(self.rank, self.process.stdout, self.process.stderr)
 
     # ---- talking ----
 
@@ -87,10 +104,23 @@ class Worker:
             self.receive(max(0.0, deadline - time.monotonic()), self.check)
             self.up = True
 
-    def send(self, message):
+    def send(self, message, timeout, check):
+        """Hand over a message, or raise a WorkerError.
+
+        Args:
+            message: Tuple, a name and what else the server takes.
+            timeout: Float, in seconds.
+            check: Called now and then; raises where waiting is in vain.
+        """
+        # Not the Connection's: its pickler, made for what this sends nothing of, is in Python.
+        payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         try:
-            # Not `send`: its pickler, made for what this sends nothing of, is in Python.
-            self.channel.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+            send_bytes(self._outgoing, payload, timeout, check)
+        except TimeoutError:
+            reason = self.stopped() or f"takes no message within {timeout:g} s"
+            error = self.error(reason, self.stack())
+            self.kill()  # what it has of the message no other can follow
+            raise error from None
         except OSError as error:
             self._wait_for_its_end()
             self.check()
@@ -208,18 +238,17 @@ class Worker:
             except OSError:
                 self.process.kill()
 
-    def close(self):
-        """After `kill`: reap the process and give back what it held."""
+    def close(self, deadline):
+        """After `kill`: reap the process and give back what it held.
+
+        Args:
+            deadline: Float, of `time.monotonic()`.
+        """
         # One inside the kernel, where no signal reaches it, ends when it returns.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=10.0)
-        self.output.close()
-        self.channel.close()
-        os.close(self._lifeline)
-        self.inbound.close()
-        self.outbound.close()
-        os.close(self._files["board"])
-        os.close(self._files["stack"])
+            self.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        self.output.close(deadline)
+        self._held.close()
 
 
 # Not all of gloo's and of the store's errors name their place.

@@ -32,6 +32,7 @@ from parallel_keras.backends.torch.worker import SERVER, Worker, is_of_a_collect
 from parallel_keras.errors import WorkerError
 
 START_TIMEOUT = 180.0  # imports of torch and Keras on a busy machine
+END_TIMEOUT = 10.0  # of all workers together
 _pool = None
 _generations = itertools.count(1)  # never the same twice, whichever pool
 
@@ -138,20 +139,21 @@ class Pool:
             worker.wait_until_up(deadline)
         self.group = self._formed = None
         meeting = memory.Meeting()
-        shared = memory.SharedFile(SharedSums.FIRST_SIZE)
         ours = [torch_device(name) for name in devices]
-        paths = meeting.path, shared.path if links.on_one_cpu(ours) else None
+        sums = memory.SharedFile(SharedSums.FIRST_SIZE) if links.on_one_cpu(ours) else None
+        paths = meeting.path, None if sums is None else sums.path
         threads = threads_of_a_rank(world_size)
         for worker in self.active:
             details = (world_size, devices[worker.rank], timeout, self.secret, threads)
-            worker.send(("regroup", paths, *details))
+            self.send(worker.rank, ("regroup", paths, *details))
         # Not the pool itself, which would keep the group and be kept by it.
         check = functools.partial(Pool.check, weakref.proxy(self))
         try:
             self.group = groups.make(paths, 0, world_size, ours[0], timeout, self.secret, check)
         finally:
             meeting.over()
-            shared.close()
+            if sums is not None:
+                sums.close()
         self._formed = self.wanted
         self.generation = next(_generations)
         return self.generation
@@ -167,9 +169,16 @@ class Pool:
     def _bring_home(self):
         lenders = list(self._lenders)
         self._lenders.clear()
-        if self.group is not None and self.is_healthy():
-            for lender in lenders:
+        if self.group is None or not self.is_healthy():
+            return  # each finds out when somebody looks
+        trouble = None
+        for lender in lenders:
+            try:
                 lender.collect()
+            except Exception as error:  # of one model, which takes no other's numbers with it
+                trouble = trouble or error
+        if trouble is not None:
+            raise trouble
 
     def end(self):
         """End all workers, of which nobody needs anything any more."""
@@ -186,8 +195,9 @@ class Pool:
                 worker.kill()
             self.group = self._formed = None
             self.generation = 0
+            deadline = time.monotonic() + END_TIMEOUT
             for worker in workers:
-                worker.close()
+                worker.close(deadline)
 
     def disown(self):
         """In a forked child: the workers and the group are the parent's."""
@@ -210,11 +220,11 @@ class Pool:
         return self._number
 
     def send(self, rank, message):
-        self.workers[rank - 1].send(message)
+        self.workers[rank - 1].send(message, self.timeout, self.check)
 
     def broadcast_message(self, message):
         for worker in self.active:
-            worker.send(message)
+            self.send(worker.rank, message)
 
     def receive(self, rank):
         return self.workers[rank - 1].receive(self.timeout, self.check)
