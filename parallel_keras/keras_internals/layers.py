@@ -77,8 +77,7 @@ def watch_operations(made, called):
 
 def is_raw_tf_variable(value):
     """Whether a value is a `tf.Variable` and no `keras.Variable`, without loading TensorFlow."""
-    if not hasattr(value, "assign") or isinstance(value, keras.Variable):
-        return False
+    # By its class: an attribute that is asked for may do things.
     return any(
         base.__module__.startswith("tensorflow.")
         and base.__name__ in ("Variable", "BaseResourceVariable")
