@@ -328,9 +328,6 @@ from parallel_keras.keras_internals.training import (
     compute_loss as compute_loss,
 )
 from parallel_keras.keras_internals.training import (
-    flat_losses as flat_losses,
-)
-from parallel_keras.keras_internals.training import (
     is_array_adapter as is_array_adapter,
 )
 from parallel_keras.keras_internals.training import (
