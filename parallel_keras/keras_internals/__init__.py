@@ -28,6 +28,9 @@ from parallel_keras.keras_internals.layers import (
     call_has_training as call_has_training,
 )
 from parallel_keras.keras_internals.layers import (
+    call_model as call_model,
+)
+from parallel_keras.keras_internals.layers import (
     compute_output_spec as compute_output_spec,
 )
 from parallel_keras.keras_internals.layers import (

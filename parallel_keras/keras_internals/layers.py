@@ -151,6 +151,11 @@ def call_has_training(model):
     return model._call_has_training_arg
 
 
+def call_model(model, x, training):
+    """The outputs of a model, whose own `call` may not take `training`."""
+    return model(x, training=training) if call_has_training(model) else model(x)
+
+
 def is_in_call():
     """Whether some layer's `call` is running. layers/layer.py, 3.15.1."""
     return global_state.get_global_attribute("current_call_ctx") is not None
