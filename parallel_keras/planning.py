@@ -56,10 +56,10 @@ def _staged(model, strategy, batch_size, input_shape, names):
     rows = batch.row_counts(batch_size, count)[0]
     of_part = costs.layer_costs(model, rows, input_shape)
     inputs = costs.symbolic_inputs(model, rows, input_shape)
-    numbers = staged.numbers_of_operations(
+    numbers, order = staged.planned(
         model, strategy, len(names), inputs, [operation for operation, _ in pairs]
     )
-    orders = schedule.order(strategy.schedule, max(numbers) + 1, count)
+    orders = schedule.order(order, max(numbers) + 1, count)
     alive = [schedule.alive(order) for order in orders]
     lines = [
         dataclasses.replace(cost, activations=part.activations * alive[number])

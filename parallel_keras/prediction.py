@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from typing import NamedTuple
 
-from parallel_keras import batch, costs, features, layout, placement, rates, schedule
+from parallel_keras import batch, costs, layout, placement, rates, schedule
 from parallel_keras.backends import staged
 from parallel_keras.costs.times import LayerTime, layer_times, output_bytes
 from parallel_keras.plan import parse_devices
@@ -83,15 +83,12 @@ class _Stages:
 
 
 def _pipeline(step, last):
-    stages, microbatches = _stages(step)
+    stages, microbatches, order = _stages(step)
     note = "From layer costs, and rates measured on this machine."
     if last is not None and last.strategy.lowering == "pipeline":
         _correct(step, stages, last)
         note = "From layer costs, and the times of the last training step."
-    # A loss that needs the whole batch at once comes before all backward passes.
-    by_parts = features.adds_up_by_rows(step.model)
-    name = step.strategy.schedule if by_parts else "gpipe"
-    orders = schedule.order(name, len(stages.forward), microbatches)
+    orders = schedule.order(order, len(stages.forward), microbatches)
     events = [
         Event(
             step.names[work.stage],
@@ -122,15 +119,13 @@ def _warning(step, events):
 
 
 def _stages(step):
-    """The modelled `_Stages`, and the number of micro-batches."""
+    """The modelled `_Stages`, the number of micro-batches, and the name of their schedule."""
     microbatches = step.strategy.microbatches_of(step.batch_size, len(step.names))
     rows = batch.row_counts(step.batch_size, microbatches)[0]
     pairs, times, found = step.costs_and_times(rows)
     inputs = costs.symbolic_inputs(step.model, rows, step.input_shape)
     operations = [operation for operation, _ in pairs]
-    numbers = staged.numbers_of_operations(
-        step.model, step.strategy, len(step.names), inputs, operations
-    )
+    numbers, order = staged.planned(step.model, step.strategy, len(step.names), inputs, operations)
     totals = _sums(times, numbers, max(numbers) + 1)
     borders = [
         output_bytes(cost)
@@ -139,19 +134,20 @@ def _stages(step):
     ]
     # What crosses a border is written there and read on the other side.
     transfer = 2 * max(borders, default=0) / found.bytes
-    return _Stages(
+    modelled = _Stages(
         [t.forward for t in totals],
         [t.backward for t in totals],
         [t.update for t in totals],
         transfer,
         found.together,
-    ), microbatches
+    )
+    return modelled, microbatches, order
 
 
 def _correct(step, stages, last):
     """Scale modelled times by what the last step took for what was modelled of it."""
     names = tuple(dict.fromkeys(e.device for e in sorted(last.events, key=lambda e: e.stage)))
-    then, _ = _stages(_Prediction(step.model, last.strategy, last.rows, names, step.input_shape))
+    then, _, _ = _stages(_Prediction(step.model, last.strategy, last.rows, names, step.input_shape))
     for kind in ("forward", "backward", "update"):
         measured: dict = {}
         for event in last.events:

@@ -145,7 +145,7 @@ class _Look:
     def _others_added(self, data, seen, rests, known):
         """The same for terms that are added only in training, or only at rest."""
         model = self.model
-        if not _takes_training(model):
+        if not keras_internals.call_has_training(model):
             return {}
         other, _ = self.forward(data, rests, self.levels[0])
         unknown = other.losses.keys() - seen.losses.keys()
@@ -249,7 +249,7 @@ class Forward:
         self.rest.begin()
         with keras_internals.ObservingScope(level.weights_of(model)) as scope:
             with keras_internals.no_gradient():
-                y_pred = model(x, training=training) if _takes_training(model) else model(x)
+                y_pred = keras_internals.call_model(model, x, training)
                 added = keras_internals.added_by_layers(model)
                 losses = {key: as_array(loss) for key, loss in added.items()}
             state = {}
@@ -270,10 +270,6 @@ class Forward:
             for key, (path, value) in self._others().items()
             if not step_state.same(value, before.get(key, nothing))
         }
-
-
-def _takes_training(model):
-    return keras_internals.call_has_training(model)
 
 
 def _is_random(layer):

@@ -118,20 +118,19 @@ class Pipelined(Lowering):
 
     def loss_of_parts(self, cut):
         """Whether each micro-batch's loss is known by itself."""
-        return features.adds_up_by_rows(self.model) and not cut.graph.is_masked
+        return staged.is_loss_of_parts(self.model, cut.graph)
 
     def remark(self):
-        if self.strategy.schedule == "gpipe" or features.adds_up_by_rows(self.model):
+        cut = self.cut()
+        # A model without a graph of its own has only its loss to tell before the first batch.
+        by_parts = features.adds_up_by_rows(self.model) if cut is None else self.loss_of_parts(cut)
+        if by_parts or self.strategy.schedule == "gpipe":
             return ""
         return "the loss needs all rows at once, so the order of work is that of 'gpipe'"
 
     def schedule(self, cut):
-        """The name of the schedule of a training step.
-
-        A loss that needs all micro-batches at once, such as a mean over unmasked steps,
-        comes between all forward passes and all backward passes, as in GPipe.
-        """
-        return self.strategy.schedule if self.loss_of_parts(cut) else "gpipe"
+        """The name of the schedule of a training step."""
+        return staged.schedule_of(self.model, self.strategy, cut.graph)
 
     def orders(self, cut, microbatches):
         """The order of work of each stage for a training step."""

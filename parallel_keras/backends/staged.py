@@ -8,6 +8,7 @@ from parallel_keras import (
     backends,
     balance,
     capabilities,
+    features,
     keras_internals,
     layout,
     placement,
@@ -146,6 +147,26 @@ def _refuse_shared_state(strategy, parts):
                 capabilities.check("shared_state", strategy, backends.name(), f"layer {layer.name}")
 
 
+# ---- the order of work -----------------------------------------------------------------
+
+
+def is_loss_of_parts(model, graph):
+    """Whether each micro-batch's loss is known by itself.
+
+    It is not where it divides by a number of the whole batch, as that of its unmasked steps.
+    """
+    return features.adds_up_by_rows(model) and not graph.is_masked
+
+
+def schedule_of(model, strategy, graph):
+    """The name of the schedule of a training step.
+
+    A loss that needs all micro-batches at once comes between all forward passes and all
+    backward passes, as in GPipe.
+    """
+    return strategy.schedule if is_loss_of_parts(model, graph) else "gpipe"
+
+
 # ---- where the model is cut ----------------------------------------------------------
 
 
@@ -165,16 +186,23 @@ def numbers_of(model, strategy, count, calls):
     return stages.by_counts(_counts(model, strategy, count, calls))
 
 
-def numbers_of_operations(model, strategy, count, inputs, operations):
-    """The stage of each layer or operation in a list of them, in the order in which they run.
+def planned(model, strategy, count, inputs, operations):
+    """What a training step will do with a list of layers and operations.
 
-    One that is never called is on the first stage.
+    Args:
+        operations: In the order in which they run.
+
+    Returns:
+        A list with the stage of each, where one that is never called is on the first, and the
+        name of the step's schedule.
     """
-    calls = graph_of(model, strategy, inputs, training=True).calls
+    graph = graph_of(model, strategy, inputs, training=True)
+    numbers = numbers_of(model, strategy, count, graph.calls)
     waiting: dict = {}
-    for call, number in zip(calls, numbers_of(model, strategy, count, calls), strict=True):
+    for call, number in zip(graph.calls, numbers, strict=True):
         waiting.setdefault(id(call.operation), []).append(number)
-    return [_next(waiting.get(id(operation))) for operation in operations]
+    found = [_next(waiting.get(id(operation))) for operation in operations]
+    return found, schedule_of(model, strategy, graph)
 
 
 def _next(waiting):

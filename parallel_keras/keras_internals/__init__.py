@@ -28,6 +28,9 @@ from parallel_keras.keras_internals.layers import (
     call_has_training as call_has_training,
 )
 from parallel_keras.keras_internals.layers import (
+    call_model as call_model,
+)
+from parallel_keras.keras_internals.layers import (
     compute_output_spec as compute_output_spec,
 )
 from parallel_keras.keras_internals.layers import (
@@ -329,9 +332,6 @@ from parallel_keras.keras_internals.training import (
 )
 from parallel_keras.keras_internals.training import (
     compute_loss as compute_loss,
-)
-from parallel_keras.keras_internals.training import (
-    flat_losses as flat_losses,
 )
 from parallel_keras.keras_internals.training import (
     is_array_adapter as is_array_adapter,

@@ -77,8 +77,7 @@ def watch_operations(made, called):
 
 def is_raw_tf_variable(value):
     """Whether a value is a `tf.Variable` and no `keras.Variable`, without loading TensorFlow."""
-    if not hasattr(value, "assign") or isinstance(value, keras.Variable):
-        return False
+    # By its class: an attribute that is asked for may do things.
     return any(
         base.__module__.startswith("tensorflow.")
         and base.__name__ in ("Variable", "BaseResourceVariable")
@@ -150,6 +149,11 @@ def seed_states(model):
 def call_has_training(model):
     """Whether a model's `call` takes `training=`. layer.py, 3.15.1."""
     return model._call_has_training_arg
+
+
+def call_model(model, x, training):
+    """The outputs of a model, whose own `call` may not take `training`."""
+    return model(x, training=training) if call_has_training(model) else model(x)
 
 
 def is_in_call():

@@ -11,11 +11,6 @@ from parallel_keras.keras_internals.layers import (
 )
 
 
-def flat_losses(compile_loss):
-    """The built losses as (path, loss, weight, name). compile_utils.py, 3.15.1."""
-    return list(compile_loss._flat_losses or [])
-
-
 def compile_metrics_of(model):
     """The container of the metrics that `compile` was given, or None. trainer.py, 3.15.1."""
     return model._compile_metrics

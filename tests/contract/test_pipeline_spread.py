@@ -84,7 +84,7 @@ def test_torch_each_process_has_its_own_stage(tmp_path):
 
 @pytest.mark.backend("torch")
 def test_torch_weights_stay_with_their_stage_until_someone_looks():
-    from parallel_keras.backends.torch.remote import is_remote
+    from parallel_keras.backends.torch.remote import RemoteParameter
 
     model = make(stage_models.chain, compiled(adam)(), pk.PipelineParallel(2, balance=[3, 4]))
     last = model.get_layer("dense_5").kernel
@@ -93,7 +93,8 @@ def test_torch_weights_stay_with_their_stage_until_someone_looks():
 
     class Look(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            away.append([is_remote(v._value) for v in self.model.trainable_weights])
+            weights = self.model.trainable_weights
+            away.append([type(v._value) is RemoteParameter for v in weights])
 
     fit(model, **rows.classes(), **OPTIONS, callbacks=[Look()])
     assert away[0] == [False] * 6 + [True] * 8

@@ -1,6 +1,7 @@
 """`tf.Variable`s in layers, which Keras does not know."""
 
 import os
+import types
 
 import keras
 import pytest
@@ -17,6 +18,8 @@ if os.environ.get("KERAS_BACKEND") == "tensorflow":
     import tensorflow as tf
 
     _global = tf.Variable(0.0, trainable=False)
+    _module = types.ModuleType("counts")
+    _module.count = tf.Variable(0.0, trainable=False)
 
 OPTIONS = {"batch_size": 16, "verbose": 0, "shuffle": False}
 
@@ -75,9 +78,45 @@ class InAnObject(Counts):
         return self.holder.count
 
 
+def _decorated(method):
+    """As `tf.function`, which is there on one backend only."""
+    return tf.function(method) if os.environ.get("KERAS_BACKEND") == "tensorflow" else method
+
+
 class Global(layers.Layer):
     def call(self, x):
         return x * (1.0 + _global)
+
+
+class InABranch(layers.Layer):
+    """Names the variable in functions inside of `call` only."""
+
+    def call(self, x):
+        return tf.cond(tf.shape(x)[1] > 0, lambda: x * (1.0 + _global), lambda: x)
+
+
+class InAMethod(layers.Layer):
+    def call(self, x):
+        return self.scaled(x)
+
+    def scaled(self, x):
+        return x * (1.0 + _global)
+
+
+class OfABase(InAMethod):
+    def call(self, x):
+        return super().call(x)
+
+
+class Decorated(layers.Layer):
+    @_decorated
+    def call(self, x):
+        return x * (1.0 + _global)
+
+
+class OfAModule(layers.Layer):
+    def call(self, x):
+        return x * (1.0 + _module.count)
 
 
 def of_a_closure():
@@ -85,7 +124,10 @@ def of_a_closure():
     return layers.Lambda(lambda x: x * variable)
 
 
-KINDS = [Attribute, InAList, InAModule, InAnObject, Global, of_a_closure]
+KINDS = [
+    *(Attribute, InAList, InAModule, InAnObject, of_a_closure),
+    *(Global, InABranch, InAMethod, OfABase, OfAModule, Decorated),
+]
 
 
 def _make(kind, strategy):
@@ -101,6 +143,38 @@ def _make(kind, strategy):
 def test_they_are_refused_where_a_batch_is_cut(kind, strategy):
     with pytest.raises(pk.UnsupportedError, match=r"raw `tf.Variable`.*add_weight"):
         _make(kind, strategy)
+
+
+class OfKeras(layers.Layer):
+    """Refers to variables that Keras knows, and to a model that has a raw one."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = layers.Dense(6)
+        self.scale = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, x):
+        return self.scaled(self.inside(x))
+
+    def scaled(self, x):
+        assert not isinstance(x, Global)
+        return tf.cond(tf.shape(x)[1] > 0, lambda: x * self.scale, lambda: x)
+
+
+def steps_of_the_script():
+    """What no layer calls."""
+    return _global.assign_add(1.0)
+
+
+@pytest.mark.parametrize("strategy", ["data=2", "pipeline=2"])
+def test_those_of_the_script_and_of_keras_are_not(strategy):
+    before = float(_global)
+    records = []
+    for chosen in (None, strategy):
+        model = _make(OfKeras, chosen)
+        records.append({"history": fit(model, **rows.classes(), **OPTIONS), **state(model)})
+    compare("no_raw_variable", strategy, *records)
+    assert float(steps_of_the_script()) == before + 1
 
 
 @pytest.mark.parametrize("kind", [Attribute, InAList], ids=lambda kind: kind.__name__)

@@ -98,6 +98,32 @@ def test_a_pipeline_is_predicted_before_and_after_a_step(tmp_path):
     assert sum(e["ph"] == "X" for e in trace["traceEvents"]) == len(after.events)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_order_of_work_is_predicted_as_it_is_done(masked):
+    x = keras.Input((5,), dtype="int32")
+    h = keras.layers.Embedding(11, 4, mask_zero=masked)(x)
+    for _ in range(3):
+        h = keras.layers.Dense(4, activation="relu")(h)
+    strategy = pk.PipelineParallel(2, microbatches=MICROBATCHES, schedule="1f1b")
+    model = pk.parallelize(keras.Model(x, keras.layers.Dense(1)(h)), strategy)
+    model.compile("sgd", "mse")
+    predicted = model.timeline(batch_size=ROWS)
+    plans = [
+        model.plan(strategy=pk.PipelineParallel(2, microbatches=MICROBATCHES, schedule=name))
+        for name in ("1f1b", "gpipe")
+    ]
+    words = np.random.default_rng(0).integers(0, 11, size=(ROWS, 5))
+    model.fit(words, np.zeros((ROWS, 5, 1), "float32"), batch_size=ROWS, verbose=0)
+    done = schedule.order("gpipe" if masked else "1f1b", 2, MICROBATCHES)
+    for timeline in (predicted, model.timeline()):
+        for stage, device in enumerate(timeline.devices):
+            *passes, _ = timeline.of(device)
+            assert [(e.stage, e.microbatch, e.kind) for e in passes] == done[stage]
+    # What a stage keeps of its micro-batches is planned for the same order.
+    kept, of_gpipe = ([layer.activations for layer in plan.layers] for plan in plans)
+    assert (kept == of_gpipe) is masked
+
+
 # ---- data parallel ----
 
 

@@ -16,11 +16,7 @@ from parallel_keras.backends.tensorflow.whole_batches import WholeBatches
 
 
 class Lowering(WholeBatches, Pipelined):
-    """One model under `PipelineParallel` on TensorFlow.
-
-    Attributes:
-        records: Bool. Whether training steps take down when what was computed.
-    """
+    """One model under `PipelineParallel` on TensorFlow."""
 
     def __init__(self, model, strategy):
         super().__init__(model, strategy)

@@ -91,7 +91,7 @@ class Replica:
         rows = self._rows(total)
         (x,) = rows.take(data)
         with capture(self.model, self._number) as scope:
-            y_pred = self._call(x, training=False)
+            y_pred = keras_internals.call_model(self.model, x, training=False)
         outputs = tree.map_structure(lambda leaf: rows.own(leaf, self.strategy), y_pred)
         return outputs, self._parts_of_state(scope, rows)
 
@@ -107,14 +107,9 @@ class Replica:
     def _number(self):
         return tf.distribute.get_replica_context()._replica_id
 
-    def _call(self, x, training):
-        if keras_internals.call_has_training(self.model):
-            return self.model(x, training=training)
-        return self.model(x)
-
     def _forward(self, x, y, sample_weight, rows, training):
         """Outputs, and a list of losses that count with the share of the rows."""
-        y_pred = self._call(x, training)
+        y_pred = keras_internals.call_model(self.model, x, training)
         if self.findings.of_the_batch:
             losses = keras_internals.added_losses(self.model)
         else:

@@ -42,11 +42,6 @@ def make_local(parameters):
         vars(parameter).pop(_FETCH, None)
 
 
-def is_remote(parameter):
-    """Whether a parameter's numbers are with a worker."""
-    return type(parameter) is RemoteParameter
-
-
 def versions(parameters):
     """How often each of some parameters was written, without bringing it up to date."""
     with torch._C.DisableTorchFunctionSubclass():

@@ -130,7 +130,7 @@ class Replica:
 
     def _forward(self, x, y, sample_weight):
         """Loss and outputs on this rank's rows; what DDP wraps."""
-        y_pred = self._call(x, training=True)
+        y_pred = keras_internals.call_model(self.model, x, training=True)
         return self._loss(x, y, y_pred, sample_weight, training=True), y_pred
 
     def _loss(self, x, y, y_pred, sample_weight, training):
@@ -149,16 +149,11 @@ class Replica:
 
     def _outputs(self, x, training):
         """Outputs for this rank's rows, and what the forward pass adds to the loss."""
-        y_pred = self._call(x, training)
+        y_pred = keras_internals.call_model(self.model, x, training)
         added = keras_internals.added_losses(self.model)
         nothing = torch.zeros((), device=leaves(y_pred)[0].device)
         total = sum(added, start=nothing)
         return y_pred, total + self._completed() if self.summed else total
-
-    def _call(self, x, training):
-        if keras_internals.call_has_training(self.model):
-            return self.model(x, training=training)
-        return self.model(x)
 
     def _apply(self, optimizer, accumulator, overlapped):
         if accumulator is None:
@@ -197,7 +192,7 @@ class Replica:
         if not (rows or self.moments.wanted):
             return None
         with self.moments.counting(rows):
-            return self._call(x, training=False)
+            return keras_internals.call_model(self.model, x, training=False)
 
 
 class _Accumulator:
