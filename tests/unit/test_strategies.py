@@ -73,7 +73,7 @@ def test_near_misses_get_a_hint():
 
 def test_an_accelerator_that_is_not_there():
     with pytest.raises(ValueError, match="sees no accelerator"):
-        DataParallel(["gpu:0", "gpu:1"]).devices
+        assert DataParallel(["gpu:0", "gpu:1"]).devices
 
 
 def test_values():
