@@ -496,6 +496,34 @@ class Largest(keras.metrics.Metric):
         return ops.copy(self.value)
 
 
+class SmallestMetric(Classifier):
+    """A metric whose state is a minimum over batches, from infinity on."""
+
+    def __init__(self):
+        super().__init__()
+        self.smallest = Smallest(name="smallest")
+
+    def train_step(self, data):
+        found = super().train_step(data)
+        return {**found, "smallest": self.smallest.result()}
+
+
+class Smallest(keras.metrics.Metric):
+    def __init__(self, name):
+        super().__init__(name=name)
+        self.value = self.add_variable((), "zeros", name="value")
+        self.reset_state()
+
+    def reset_state(self):
+        self.value.assign(float("inf"))
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        self.value.assign(ops.minimum(self.value, ops.min(y_pred)))
+
+    def result(self):
+        return ops.copy(self.value)
+
+
 class LargestState(Classifier):
     def __init__(self):
         super().__init__()
