@@ -9,7 +9,8 @@ from keras import tree
 from parallel_keras import keras_internals, stress
 from parallel_keras.probe_known import Findings, unknown_metrics
 from parallel_keras.probe_rows import SUM, as_array, take, ways_of
-from parallel_keras.tolerances import close, roughly
+from parallel_keras.step_numbers import difference
+from parallel_keras.tolerances import close, close_changes, roughly
 
 
 def probe_metrics(model, data, y_pred, parts, shares):
@@ -29,7 +30,7 @@ def probe_metrics(model, data, y_pred, parts, shares):
         if metric in plain or not is_steady:
             # What it is after a batch depends on what it was before.
             return Findings(of_the_batch=_described(metric))
-        ways = ways_of(_changes(keys, whole, pieces), shares, close)
+        ways = ways_of(_changes(keys, whole, pieces), shares, close_changes)
         if not ways:
             return Findings(of_the_batch=_described(metric))
         for said, large, of_parts in of_large:
@@ -123,6 +124,6 @@ def _metric_states(model, data, y_pred, metrics, updates):
             container.update_state(y, y_pred, sample_weight)
             states.append({id(v): as_array(scope.get_current_value(v)) for v in variables})
     return [
-        {key: after[key] - before[key] for key in after}
+        {key: difference(after[key], before[key]) for key in after}
         for before, after in itertools.pairwise(states)
     ]

@@ -28,6 +28,12 @@ def mean_of(values, shares):
         return sum(share * value for share, value in zip(shares, values, strict=True))
 
 
+def sum_of(values):
+    """The sum of the parts' values."""
+    with np.errstate(invalid="ignore"):
+        return sum(values)
+
+
 def ways_of(changes, shares, near):
     """The ways in which what parts of the rows gave comes to what all of them gave.
 
@@ -40,7 +46,7 @@ def ways_of(changes, shares, near):
         A set of `SUM` and `MEAN`. What is zero would do as either.
     """
     fits = {
-        SUM: all(near(whole, sum(parts)) for whole, parts in changes),
+        SUM: all(near(whole, sum_of(parts)) for whole, parts in changes),
         MEAN: all(near(whole, mean_of(parts, shares)) for whole, parts in changes),
     }
     return {way for way, is_it in fits.items() if is_it}

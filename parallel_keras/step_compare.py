@@ -93,7 +93,7 @@ class Comparison:
                 (self.whole.metrics[key], [piece.metrics[key] for piece in self.pieces])
                 for key in map(id, metric.variables)
             ]
-            ways = ways_of(changes, self.shares, self.numbers.near)
+            ways = ways_of(changes, self.shares, self.numbers.near_changes)
             if known is not None:
                 ways &= known.get(number, ways)
             if not ways:

@@ -5,7 +5,7 @@ from keras import ops
 
 from parallel_keras import step_state
 from parallel_keras.probe_rows import mean_of
-from parallel_keras.tolerances import close, coarse, roughly, tolerance
+from parallel_keras.tolerances import close, close_changes, coarse, roughly, tolerance
 
 
 def number_of(leaf):
@@ -43,6 +43,11 @@ class Exact:
         """As `tolerances.close`, of numbers of any type."""
         value, other = np.asarray(value, "float64"), np.asarray(other, "float64")
         return close(value, other, around, floor)
+
+    @staticmethod
+    def near_changes(value, other):
+        """As `tolerances.close_changes`."""
+        return close_changes(value, other)
 
     @staticmethod
     def adds_up(gradient, parts, shares, largest, scaled):
@@ -86,6 +91,11 @@ class Coarse:
         if around is not None:
             floor += 1e-2 * coarse() * size(np.asarray(around))
         return roughly(value, other, floor)
+
+    @staticmethod
+    def near_changes(value, other):
+        """As `Exact.near_changes`."""
+        return roughly(value, other)
 
     @staticmethod
     def adds_up(gradient, parts, shares, largest, scaled):

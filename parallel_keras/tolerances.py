@@ -57,7 +57,16 @@ def close(value, other, around=None, floor=1e-6):
         floor = 1e-9
     with np.errstate(invalid="ignore"):
         near = np.abs(value - other) <= scale + floor
+    near &= np.isfinite(value) & np.isfinite(other)  # else the scale itself is infinite
     return bool(np.all(near | (value == other) | (np.isnan(value) & np.isnan(other))))
+
+
+def close_changes(value, other):
+    """As `close`, of what a state went up by.
+
+    One that is not finite tells nothing: infinity is the sum of itself and of whatever else.
+    """
+    return bool(np.all(np.isfinite(value))) and close(value, other)
 
 
 def roughly(value, other, floor=1e-6):

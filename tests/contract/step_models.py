@@ -520,6 +520,53 @@ class Largest(keras.metrics.Metric):
         return ops.copy(self.value)
 
 
+class SmallestMetric(Classifier):
+    """A metric whose state is a minimum over batches, from infinity on."""
+
+    def __init__(self):
+        super().__init__()
+        self.smallest = Smallest(name="smallest")
+
+    def train_step(self, data):
+        found = super().train_step(data)
+        return {**found, "smallest": self.smallest.result()}
+
+
+class Smallest(keras.metrics.Metric):
+    def __init__(self, name):
+        super().__init__(name=name)
+        self.value = self.add_variable((), "zeros", name="value")
+        self.reset_state()
+
+    def reset_state(self):
+        self.value.assign(float("inf"))
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        self.value.assign(ops.minimum(self.value, ops.min(y_pred)))
+
+    def result(self):
+        return ops.copy(self.value)
+
+
+class Infinite(Classifier):
+    """State that stays infinite, and logs that are infinite for all rows, or for one."""
+
+    def __init__(self):
+        super().__init__()
+        self.best = self.add_weight(name="best", initializer="zeros", trainable=False)
+        self.mean = self.add_weight(name="mean", initializer="zeros", trainable=False)
+        self.best.assign(float("inf"))
+
+    def train_step(self, data):
+        found = super().train_step(data)
+        lowest = ops.min(data[0])
+        self.best.assign(ops.where(lowest > 1e30, lowest, self.best))
+        value = ops.mean(data[0][:, 0])
+        value = ops.where(value > 1e6, float("inf"), value)  # one row is far away
+        self.mean.assign(value)
+        return {**found, "all": ops.copy(self.best), "one": value}
+
+
 class LargestState(Classifier):
     def __init__(self):
         super().__init__()

@@ -12,6 +12,7 @@ from cases import compiled, own_steps
 from harness import (
     BACKEND,
     LONG_WHERE_TRACED,
+    BatchLogs,
     check,
     check_scenario,
     compare,
@@ -198,6 +199,22 @@ def test_logs_of_many_kinds():
     compare("logs", "data=3", *records)
 
 
+@pytest.mark.parametrize("far", [16, 31], ids=["first", "last"])
+def test_infinity_stays_what_it_is(far):
+    """In a variable, and in logs of all replicas or of one."""
+    records = []
+    for strategy in (None, "data=2"):
+        data = rows.classes(32)
+        data["x"][far, 0] = 1e9
+        logs = BatchLogs()
+        model = make(step_models.Infinite, compiled(own_steps.still, metrics=None)(), strategy)
+        fit(model, **data, **OPTIONS, callbacks=[logs])
+        batch = [[batch["all"], batch["one"]] for batch in logs.batches]
+        records.append([batch, number(model.best), number(model.mean)])
+    assert np.isinf(records[0][0][1]).all() and np.isinf(records[0][1:]).all()
+    compare("infinity", "data=2", *records)
+
+
 # ---- spread -------------------------------------------------------------------------
 
 
@@ -309,6 +326,7 @@ REFUSED = {
     "twice_a_result": (step_models.TwiceTheResult, ["twice", "result()"]),
     "largest_in_logs": (step_models.LargestLog, ["largest", "reduce_logs"]),
     "largest_in_a_metric": (step_models.LargestMetric, ["metric largest"]),
+    "smallest_in_a_metric": (step_models.SmallestMetric, ["metric smallest"]),
     "largest_in_a_variable": (step_models.LargestState, ["variable", "largest"]),
     "fixed_rows": (step_models.FixedRows, ["keras.ops.shape(x)[0]", "7 of its 16 rows"]),
 }

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from parallel_keras import keras_internals, logs
+from parallel_keras.backends.tensorflow.differences import deviation
 
 
 class Logs:
@@ -71,8 +72,8 @@ def _combined(rule, values, rows):
         total = first
         for value, of_value in zip(others, rows[1:], strict=True):
             # Differences from the first: numbers that are equal stay as they are.
-            difference = tf.cast(value - first, _floating(first.dtype))
-            part = difference * of_value.share(difference.dtype)
+            change = tf.cast(deviation(value, first), _floating(first.dtype))
+            part = change * of_value.share(change.dtype)
             total += tf.cast(_if_some(of_value, part, tf.zeros_like(part)), first.dtype)
         return total
     combine = {logs.SUM: tf.add, logs.MAX: tf.maximum, logs.MIN: tf.minimum}[rule]

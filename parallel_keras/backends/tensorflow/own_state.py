@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from parallel_keras import keras_internals
 from parallel_keras.backends.tensorflow import variables
+from parallel_keras.backends.tensorflow.differences import deviation, difference
 from parallel_keras.backends.tensorflow.runtime import per_replica
 from parallel_keras.capabilities import check
 
@@ -101,7 +102,7 @@ class Copies:
     def _change(self, variable, key, number):
         """What a replica adds to a metric's variable."""
         rows, start = self._rows[number], self._starts[key, number]
-        change = self._copy(variable, number) - start
+        change = difference(self._copy(variable, number), start)
         if key in self._averaged:
             if change.dtype.is_floating:
                 change *= rows.share(change.dtype)
@@ -111,8 +112,8 @@ class Copies:
 
     def _part(self, variable, first, number):
         rows = self._rows[number]
-        difference = self._copy(variable, number) - first
-        return _if_some(rows, difference * rows.share(difference.dtype))
+        change = deviation(self._copy(variable, number), first)
+        return _if_some(rows, change * rows.share(change.dtype))
 
     def _add_up(self, added):
         """Add the changes on all replicas to a value, for each variable."""

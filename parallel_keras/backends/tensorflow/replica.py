@@ -10,6 +10,7 @@ from keras import tree
 from parallel_keras import keras_internals
 from parallel_keras.backends.tensorflow import entries
 from parallel_keras.backends.tensorflow.clock import dense
+from parallel_keras.backends.tensorflow.differences import difference
 from parallel_keras.backends.tensorflow.moments import counting
 from parallel_keras.backends.tensorflow.rows import Rows
 from parallel_keras.backends.tensorflow.state import (
@@ -151,7 +152,7 @@ class Replica:
                 loss = keras_internals.add_up_losses(losses)
                 keras_internals.update_metrics(model, (y, sample_weight), y_pred, loss, count)
             for key, value in before.items():
-                change = variables[key].value - value
+                change = difference(variables[key].value, value)
                 variables[key].assign(value + change * rows.share(value.dtype))
             return tf.constant(0)
 

@@ -45,8 +45,7 @@ class WorkerMetrics:
             for number, (tensor, value) in enumerate(
                 zip(self.tensors, self.reset_values, strict=True)
             ):
-                part = (tensor.double() - value.double()).reshape(-1)
-                part[(tensor == value).reshape(-1)] = 0.0  # infinity too
+                part = _difference(tensor.double(), value.double()).reshape(-1)
                 if not share:
                     part.zero_()
                 parts.append(part * share if number in averaged else part)
@@ -69,7 +68,7 @@ class CallerMetrics:
         with torch.no_grad():
             for number, value in before.items():
                 tensor = self.tensors[number]
-                tensor.copy_(value + (tensor - value) * share)
+                tensor.copy_(value + _difference(tensor, value) * share)
 
     def add(self, changes):
         """Add what the workers have published, a list of float64 vectors."""
@@ -82,3 +81,8 @@ class CallerMetrics:
                 part = total[start : start + tensor.numel()].view_as(tensor)
                 tensor.add_(part.to(device=tensor.device, dtype=tensor.dtype))
                 start += tensor.numel()
+
+
+def _difference(tensor, before):
+    """What a tensor went up by; infinity that stays is no change."""
+    return torch.where(tensor == before, 0, tensor - before)

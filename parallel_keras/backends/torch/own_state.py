@@ -112,13 +112,14 @@ class StateWatch:
     def _check(self, numbers):
         values = [self.variables[number]._value.detach() for number in numbers]
         sums = torch.stack([_sum_of(value).to(self.device) for value in values])
-        sizes = torch.stack([value.double().abs().sum().to(self.device) for value in values])
-        head = torch.stack([sums, -sums, sizes])
+        sizes = torch.stack([_finite(value).abs().sum().to(self.device) for value in values])
+        odd = torch.stack([_odd_entries(value).to(self.device) for value in values])
+        head = torch.stack([sums, -sums, odd, -odd, sizes])
         self.group.allreduce([head], dist.ReduceOp.MAX).wait()
         apart = head[0] + head[1]
-        for number, value, wrong in zip(
-            numbers, values, (apart > _TOLERANCE * head[2]).tolist(), strict=True
-        ):
+        is_odd = head[2] + head[3] != 0
+        are_apart = ((apart > _TOLERANCE * head[4]) | is_odd).tolist()
+        for number, value, wrong in zip(numbers, values, are_apart, strict=True):
             if wrong or (not value.is_floating_point() and apart[numbers.index(number)] != 0):
                 self._refuse(number, "differs from replica to replica")
 
@@ -133,5 +134,15 @@ class StateWatch:
 
 def _sum_of(value):
     if value.is_floating_point():
-        return torch.nan_to_num(value.double()).sum()
+        return _finite(value).sum()
     return (value.long().sum() % _WHOLE).double()
+
+
+def _finite(value):
+    return torch.nan_to_num(value.double(), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _odd_entries(value):
+    """How many entries are no number, and how many are which infinity, as one number."""
+    counts = torch.isnan(value).sum(), torch.isposinf(value).sum(), torch.isneginf(value).sum()
+    return sum(count.double() * 2.0 ** (17 * place) for place, count in enumerate(counts))

@@ -131,6 +131,28 @@ class Largest(metrics.Metric):
         return self.largest - self.smallest
 
 
+class Extreme(metrics.Metric):
+    """Its state is the smallest error (with sign -1 the largest), from infinity on."""
+
+    def __init__(self, sign):
+        super().__init__(name="extreme")
+        self.sign = sign
+        self.value = self.add_variable((), "zeros", name="value")
+        self.reset_state()
+
+    def reset_state(self):
+        self.value.assign(self.sign * float("inf"))
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        errors = ops.abs(ops.subtract(y_true, y_pred))
+        nearest = ops.minimum if self.sign > 0 else ops.maximum
+        of_batch = ops.min(errors) if self.sign > 0 else ops.max(errors)
+        self.value.assign(nearest(self.value, of_batch))
+
+    def result(self):
+        return ops.copy(self.value)
+
+
 class Latest(metrics.Metric):
     """Its state is what the last four batches had, in whole numbers and others."""
 
@@ -192,6 +214,8 @@ TRACED = {
     "metric_functions",
     "metric_class",
     "metrics_of_the_batch",
+    "metric_smallest",
+    "metric_largest",
 }
 
 CASES = [
@@ -281,6 +305,16 @@ CASES = [
         lambda: rows.with_validation(rows.regression(outputs=3)),
         compiled(loss="mse", metrics=lambda: [Largest(), Latest(), root_metric, "mae"]),
         quick=(2, 3),
+    ),
+    *(
+        case(
+            name,
+            three(models.regressor),
+            three(rows.regression),
+            compiled(loss="mse", metrics=lambda sign=sign: [Extreme(sign)]),
+            quick=(2, 3),
+        )
+        for name, sign in (("metric_smallest", 1.0), ("metric_largest", -1.0))
     ),
     case(
         "metric_list",
