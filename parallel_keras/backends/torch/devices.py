@@ -1,5 +1,7 @@
 """The devices of this machine, seen from torch."""
 
+import os
+
 import torch
 
 from parallel_keras import devices as device_names
@@ -56,3 +58,10 @@ def by_device(devices):
         (device, [number for number, other in enumerate(devices) if other == device])
         for device in dict.fromkeys(devices)
     ]
+
+
+def available_cores():
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))  # what a container may use
+    return os.cpu_count() or 1

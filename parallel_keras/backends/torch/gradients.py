@@ -27,8 +27,6 @@ class GradientReducer:
     def __init__(self, rank, world_size, group, dynamic):
         self.rank, self.world_size, self.group = rank, world_size, group
         self.dynamic = dynamic
-        self.reduced_bytes = 0  # counted by hand here; DDP's by `ddp_steps`
-        self.ddp_steps = 0
         self.parameters: list = []
         self.reached: list = []  # empty: not known yet
         self._ddp: Any = None
@@ -67,7 +65,6 @@ class GradientReducer:
             computed: Called when this rank's own gradients are there.
         """
         if overlapped and self._ddp is not None and self.reached:
-            self.ddp_steps += 1
             if self.group.sums is None:
                 # DDP divides the sum of the gradients by the number of ranks.
                 share *= self.world_size
@@ -115,7 +112,6 @@ class GradientReducer:
                 continue
             flat = torch.cat([self._local(index, held[index]).reshape(-1) for index in chosen])
             self.group.add_up(flat)
-            self.reduced_bytes += flat.numel() * flat.element_size()
             sizes = [self.parameters[index].numel() for index in chosen]
             for index, part in zip(chosen, flat.split(sizes), strict=True):
                 result[index] = part.view_as(self.parameters[index])

@@ -1,6 +1,5 @@
 """Waiting for another rank that writes into memory which both map."""
 
-import os
 import time
 
 
@@ -36,10 +35,3 @@ def look_until(condition, check, timeout, what, awake=0.0):
             check()
             if waited > timeout:
                 raise NotSeen(f"{what}: nothing within {timeout:g} s")
-
-
-def available_cores():
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))  # what a container may use
-    return os.cpu_count() or 1

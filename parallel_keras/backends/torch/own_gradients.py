@@ -34,7 +34,6 @@ class UpdateReducer:
         self._numbers = {id(v): number for number, v in enumerate(variables)}
         self._numbers |= {id(v._value): number for number, v in enumerate(variables)}
         self._codes: dict = {}
-        self.reduced_bytes = 0
 
     def reduce(self, gradients, variables, share):
         """The gradients of the global batch, `None` where no rank has one.
@@ -73,7 +72,6 @@ class UpdateReducer:
             )
             flat.mul_(share)
             self.group.add_up(flat)
-            self.reduced_bytes += flat.numel() * flat.element_size()
             parts = flat.split([v.numel() for _, v in pairs])
             return [
                 part.view(v.shape).to(v.dtype if g is None else g.dtype)

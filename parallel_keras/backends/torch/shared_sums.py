@@ -17,7 +17,8 @@ import threading
 import numpy as np
 import torch
 
-from parallel_keras.backends.torch.looking import available_cores, look_until
+from parallel_keras.backends.torch.devices import available_cores
+from parallel_keras.backends.torch.looking import look_until
 
 _HEAD = 64 * mmap.PAGESIZE  # bytes before the areas: a line of counters for each rank
 _LINE = 8  # numbers in a line

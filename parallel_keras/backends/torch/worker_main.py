@@ -96,11 +96,11 @@ class Context:
         """Take part in a new process group."""
         import torch
 
-        from parallel_keras.backends.torch import devices, group, looking
+        from parallel_keras.backends.torch import devices, group
 
         self.group = None
         self.world_size = world_size
-        self.has_a_core = world_size <= looking.available_cores()
+        self.has_a_core = world_size <= devices.available_cores()
         self.device = devices.torch_device(device_name)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)

@@ -25,8 +25,7 @@ from parallel_keras import devices as device_names
 from parallel_keras import keras_internals
 from parallel_keras.backends.torch import group as groups
 from parallel_keras.backends.torch import links, memory
-from parallel_keras.backends.torch.devices import torch_device
-from parallel_keras.backends.torch.looking import available_cores
+from parallel_keras.backends.torch.devices import available_cores, torch_device
 from parallel_keras.backends.torch.shared_sums import SharedSums
 from parallel_keras.backends.torch.worker import SERVER, Worker, is_of_a_collective
 from parallel_keras.errors import WorkerError
