@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from parallel_keras import keras_internals, schedule
 from parallel_keras.backends.tensorflow import logits, placing
+from parallel_keras.backends.tensorflow.clock import dense
 from parallel_keras.backends.tensorflow.entries import add_up
 from parallel_keras.backends.tensorflow.ordering import Order
 from parallel_keras.stages import BATCH
@@ -240,8 +241,7 @@ class _Gradients:
         self.of_variables = of_variables
 
     def tensors(self):
-        found = [*self.of_taken.values(), *(g for _, g in self.of_variables if g is not None)]
-        return [g.values if isinstance(g, tf.IndexedSlices) else g for g in found]
+        return dense([*self.of_taken.values(), *(g for _, g in self.of_variables)])
 
 
 _LOSS = "loss", False  # among the keys of values: the stage's own part of the loss
