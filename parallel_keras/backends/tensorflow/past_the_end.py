@@ -7,8 +7,8 @@ would end in different ways. So here a step waits for its batch with everything,
 needs none of it is done when the end is known.
 """
 
-import contextvars
 import functools
+import weakref
 
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps
@@ -16,8 +16,7 @@ from tensorflow.python.framework import auto_control_deps
 from parallel_keras import keras_internals
 from parallel_keras.backends.tensorflow import specs
 
-_HAS_NO_BATCH = contextvars.ContextVar("without a batch", default=False)
-_ROWS = 64  # each replica and each micro-batch has some
+_graphs: weakref.WeakSet = weakref.WeakSet()  # of steps that have no batch
 _READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
 
 
@@ -50,6 +49,11 @@ def _is_done_by_keras(model):
     return not vars(model)[keras_internals.STATE].is_xla_without_strategy
 
 
+def has_no_batch():
+    """Whether what is traced now is a step for which there is no batch."""
+    return tf.compat.v1.get_default_graph() in _graphs
+
+
 def waiting(step):
     """A step that does nothing as long as its batch is not there.
 
@@ -59,7 +63,7 @@ def waiting(step):
 
     @functools.wraps(step)
     def wait(*data, **options):
-        if _HAS_NO_BATCH.get():
+        if has_no_batch():
             return step(*data, **options)
         leaves = tf.nest.flatten((data, options), expand_composites=True)
         with tf.control_dependencies([leaf for leaf in leaves if tf.is_tensor(leaf)]):
@@ -82,14 +86,10 @@ def without_batch(step):
     def on_nothing(optional):
         graph = tf.compat.v1.get_default_graph()
         count = len(graph.get_operations())
-        data = tf.nest.map_structure(_of_some_rows, optional.get_value(), expand_composites=True)
-        data = specs.without_optionals(data)
+        data = specs.without_optionals(optional.get_value())
         asked = next(o for o in graph.get_operations()[count:] if o.type == "OptionalGetValue")
-        token = _HAS_NO_BATCH.set(True)
-        try:
-            step(data)
-        finally:
-            _HAS_NO_BATCH.reset(token)
+        _graphs.add(graph)
+        step(data)
         asked._add_control_inputs(_independent_effects(asked))
 
     traced = tf.function(on_nothing, reduce_retracing=True)
@@ -103,13 +103,6 @@ def without_batch(step):
                 raise
 
     return run
-
-
-def _of_some_rows(leaf):
-    """A part of the batch that is not there: what only asks for its rows needs none of it."""
-    if tf.is_tensor(leaf) and leaf.shape.rank and leaf.shape[0] is None:
-        leaf.set_shape([_ROWS, *leaf.shape[1:]])
-    return leaf
 
 
 def _independent_effects(asked):

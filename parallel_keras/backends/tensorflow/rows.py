@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras import tree
 
 from parallel_keras import batch
+from parallel_keras.backends.tensorflow.past_the_end import has_no_batch
 from parallel_keras.capabilities import check
 
 
@@ -35,10 +36,15 @@ class Rows:
             self.size = tf.maximum(self.count, 1)
             self.start = tf.minimum(start, total - self.size)
         self.total = total
+        self.replicas = replicas
+        # Then what a replica counts by its share is known without the batch.
+        self.are_absent = has_no_batch()
 
     @property
     def may_be_none(self):
         """Whether a replica may have to do without rows."""
+        if self.are_absent:
+            return False
         return not isinstance(self.count, int) or self.count == 0
 
     @property
@@ -48,6 +54,8 @@ class Rows:
 
     def share(self, dtype):
         """This replica's weight in the mean of the batch."""
+        if self.are_absent:
+            return tf.constant(1 / self.replicas, dtype)
         return tf.cast(self.count, dtype) / tf.cast(self.total, dtype)
 
     def take(self, data):
