@@ -7,11 +7,10 @@ collective costs a fraction of a millisecond.
 
 import mmap
 import os
-import threading
 
 import numpy as np
 
-from parallel_keras.backends.torch.looking import look_until
+from parallel_keras.backends.torch.looking import keep_order, look_until
 
 _NUMBER, _LENGTH = range(2)
 _HEAD = 8  # numbers before the vector
@@ -30,7 +29,6 @@ class Board:
         nbytes = (_HEAD + CAPACITY) * 8
         os.ftruncate(descriptor, nbytes)
         self._numbers = np.frombuffer(mmap.mmap(descriptor, nbytes), np.float64)
-        self._fence = threading.Lock()
 
     # ---- the worker's side ----
 
@@ -44,7 +42,7 @@ class Board:
         if length:
             self._numbers[_HEAD : _HEAD + length] = vector
         self._numbers[_LENGTH] = length
-        self._keep_order()
+        keep_order()
         self._numbers[_NUMBER] = number
 
     # ---- the caller's side ----
@@ -59,11 +57,5 @@ class Board:
         """
         what = f"waiting for the result of step {number}"
         look_until(lambda: self._numbers[_NUMBER] >= number, check, timeout, what)
-        self._keep_order()
+        keep_order()
         return self._numbers[_HEAD : _HEAD + int(self._numbers[_LENGTH])].copy()
-
-    def _keep_order(self):
-        # A processor may show another core two writes in the other order (ARM
-        # does); taking a lock is the barrier that Python has.
-        with self._fence:
-            pass

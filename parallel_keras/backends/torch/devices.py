@@ -12,6 +12,8 @@ HOST = "cpu"
 
 _cpu_devices = device_names.MAX_CPU_DEVICES
 
+_STAY_AWAKE = 0.003  # seconds
+
 
 def available():
     """Canonical names of all accelerators, or of the CPU devices."""
@@ -65,3 +67,13 @@ def available_cores():
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))  # what a container may use
     return os.cpu_count() or 1
+
+
+def seconds_awake(world_size):
+    """How long a rank that waits for another looks before it sleeps.
+
+    Between two steps the caller needs about a millisecond. To fall asleep for it costs
+    more than that: the one who wakes a process up pays for it too. Where there are fewer
+    cores than ranks, it is another one that needs this one's.
+    """
+    return _STAY_AWAKE if world_size <= available_cores() else 0.0

@@ -7,7 +7,6 @@ for the number of the next message, which is written last.
 
 import mmap
 import os
-import threading
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ import torch
 from parallel_keras import keras_internals
 from parallel_keras.backends.torch import memory
 from parallel_keras.backends.torch.channel import DTYPES, NOTHING, described
-from parallel_keras.backends.torch.looking import look_until
+from parallel_keras.backends.torch.looking import keep_order, look_until
 
 # A link's first bytes: how many messages have been read, then the places of messages,
 # each with its number, its count of tensors, and a row for each of them.
@@ -38,7 +37,6 @@ class Link:
         head = mmap.mmap(self._descriptor, _HEAD_BYTES)
         self._numbers = np.frombuffer(head, np.int64)
         self._buffer = memory.Buffer(self._descriptor, start=_HEAD_BYTES)
-        self._fence = threading.Lock()
         self._count = 0  # messages that this side has sent or read
 
     def send(self, tensors, slot, wait):
@@ -64,14 +62,14 @@ class Link:
             row[1 : 1 + len(facts)] = facts
         place[1] = len(tensors)
         self._count += 1
-        self._keep_order()
+        keep_order()
         place[0] = self._count
 
     def receive(self, wait):
         """The tensors of the next message, in the memory itself, and their gradient flags."""
         place = self._place(self._count)
         wait(lambda: place[0] > self._count)
-        self._keep_order()
+        keep_order()
         found: list = []
         for start, code, wants_gradient, dimensions, *shape in (
             place[8:].reshape(_ROWS, _WIDTH)[: place[1]].tolist()
@@ -93,10 +91,6 @@ class Link:
     def _place(self, number):
         start = 8 + number % _PLACES * _PLACE
         return self._numbers[start : start + _PLACE]
-
-    def _keep_order(self):
-        with self._fence:  # see board.py
-            pass
 
 
 class LinkedChannel:

@@ -1,10 +1,23 @@
 """Waiting for another rank that writes into memory which both map."""
 
+import threading
 import time
+
+_fence = threading.Lock()
 
 
 class NotSeen(TimeoutError):
     """What another rank should have written is not there in time."""
+
+
+def keep_order():
+    """Let what was written before be seen before what is written after.
+
+    A processor may show another core two writes in the other order (ARM does); taking a
+    lock is the barrier that Python has.
+    """
+    with _fence:
+        pass
 
 
 def look_until(condition, check, timeout, what, awake=0.0):

@@ -12,19 +12,17 @@ ahead of the others: nothing is put where somebody still reads.
 import fcntl
 import mmap
 import os
-import threading
 
 import numpy as np
 import torch
 
-from parallel_keras.backends.torch.devices import available_cores
-from parallel_keras.backends.torch.looking import look_until
+from parallel_keras.backends.torch.devices import seconds_awake
+from parallel_keras.backends.torch.looking import keep_order, look_until
 
 _HEAD = 64 * mmap.PAGESIZE  # bytes before the areas: a line of counters for each rank
 _LINE = 8  # numbers in a line
 _PUT, _ADDED, _TAKEN = range(3)
 _ALIGN = 64
-_STAY_AWAKE = 0.003  # seconds
 
 
 class SharedSums:
@@ -45,12 +43,11 @@ class SharedSums:
             raise ValueError(f"Up to {_HEAD // _LINE // 8} ranks. Received: {world_size}")
         self.rank, self.world_size = rank, world_size
         self._limits = check, timeout
-        self._awake = _STAY_AWAKE if world_size <= available_cores() else 0.0
+        self._awake = seconds_awake(world_size)
         self._descriptor = os.open(path, os.O_RDWR)
         head = mmap.mmap(self._descriptor, _HEAD)
         self._counters = np.frombuffer(head, np.int64)[: world_size * _LINE].reshape(-1, _LINE)
         self._bytes = torch.empty(0, dtype=torch.uint8)
-        self._fence = threading.Lock()
         self._count = 0  # sums that have begun
         self._areas: list = []
         self._there: list = []  # of this sum: each tensor, and where in an area it lies
@@ -66,15 +63,15 @@ class SharedSums:
         """A sum begins. All ranks give the same number of bytes, and the same tensors.
 
         Args:
-            nbytes: Int. At least those of all tensors, each rounded up by `rounded`.
+            nbytes: Int. At least those of all tensors, each rounded up by `rounded`; a sum
+                of such numbers.
         """
         self._wait(_TAKEN, "the gradients of the step before to be taken")
         self._count += 1
         self._there, self._end = [], 0
-        size = rounded(nbytes)
-        self._make_room(_HEAD + self.world_size * size)
-        starts = range(_HEAD, _HEAD + self.world_size * size, size) if size else ()
-        self._areas = [self._bytes[start : start + size] for start in starts]
+        self._make_room(_HEAD + self.world_size * nbytes)
+        starts = range(_HEAD, _HEAD + self.world_size * nbytes, nbytes) if nbytes else ()
+        self._areas = [self._bytes[start : start + nbytes] for start in starts]
 
     def put(self, tensor):
         """Copy a tensor of one dimension; `finish` will write the sum into it."""
@@ -127,18 +124,14 @@ class SharedSums:
         self._bytes = torch.frombuffer(mmap.mmap(self._descriptor, size), dtype=torch.uint8)
 
     def _post(self, which):
-        self._keep_order()
+        keep_order()
         self._counters[self.rank, which] = self._count
 
     def _wait(self, which, what):
         counters, count = self._counters[:, which], self._count
         text = f"waiting for {what} of another rank"
         look_until(lambda: (counters >= count).all(), *self._limits, text, self._awake)
-        self._keep_order()
-
-    def _keep_order(self):
-        with self._fence:  # see board.py
-            pass
+        keep_order()
 
 
 def rounded(nbytes):

@@ -22,7 +22,6 @@ _PR_SET_PDEATHSIG = 1
 # A reader waits for the whole message: it has to fit into the pipe to a caller
 # that may sit in a collective.
 _LONGEST_TEXT = 20_000
-_STAY_AWAKE = 0.003  # seconds
 
 
 def main():
@@ -47,7 +46,7 @@ def main():
         channel.send(("hello",))
         while True:
             try:
-                message = _next_message(channel, context.has_a_core)
+                message = _next_message(channel, context.awake)
             except (EOFError, ConnectionError):
                 os._exit(0)  # the caller has gone
             if message[0] == "regroup":
@@ -62,16 +61,11 @@ def main():
         os._exit(1)
 
 
-def _next_message(channel, stays_awake):
-    """Wait for the caller.
-
-    Between two steps the caller needs about a millisecond. To fall asleep for it costs
-    more than that: the one who wakes a process up pays for it too.
-    """
-    if stays_awake:
-        awake_until = time.perf_counter() + _STAY_AWAKE
-        while time.perf_counter() < awake_until and not channel.poll(0):
-            pass
+def _next_message(channel, awake):
+    """Wait for the caller, so many seconds without sleeping."""
+    awake_until = time.perf_counter() + awake
+    while time.perf_counter() < awake_until and not channel.poll(0):
+        pass
     return channel.recv()
 
 
@@ -83,7 +77,7 @@ class Context:
         self.channel = channel
         self.board = board
         self.world_size = 1
-        self.has_a_core = False  # that no other rank waits for
+        self.awake = 0.0  # seconds without sleep while it waits for the caller
         self.group: Any = None
         self.device: Any = None
         self.inbound: Any = None
@@ -100,7 +94,7 @@ class Context:
 
         self.group = None
         self.world_size = world_size
-        self.has_a_core = world_size <= devices.available_cores()
+        self.awake = devices.seconds_awake(world_size)
         self.device = devices.torch_device(device_name)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
