@@ -68,14 +68,13 @@ class State:
         def compile(*args, strategy=_UNSET, **kwargs):
             # Parsed first: a wrong strategy leaves the model as it was.
             chosen = self.strategy if strategy is _UNSET else parse(strategy)
-            chosen.devices  # noqa: B018  raises where a device is not there
-            _lower(self.model, chosen).check()
+            self._check(chosen)
             # Asked for once, as Keras does at the first `compile`, it stays away from the flag.
             self.model.jit_compile  # noqa: B018
             self.auto_jit = False
             with self._choosing(chosen):
                 type(self.model).compile(self.model, *args, **kwargs)
-            self.set_strategy(chosen)
+            self._change_to(chosen)
             self._check_features()
 
         return self._as_method(compile, stock)
@@ -131,13 +130,21 @@ class State:
 
     def set_strategy(self, strategy):
         chosen = parse(strategy)
+        if chosen != self.strategy:
+            self._check(chosen)
+            self._change_to(chosen)
+
+    def _check(self, chosen):
+        """Raise where the model cannot be brought under a strategy. Changes nothing."""
+        chosen.devices  # noqa: B018  raises where a device is not there
+        _lower(self.model, chosen).check()
+
+    def _change_to(self, chosen):
         if chosen == self.strategy:
             return
-        chosen.devices  # noqa: B018  raises where a device is not there
         if chosen.name != "single":
             foreign.refuse(self.model, chosen)
         lowering = _lower(self.model, chosen)
-        lowering.check()
         before = self.strategy, self.lowering
         self.lowering.detach()
         try:
