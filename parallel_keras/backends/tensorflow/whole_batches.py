@@ -155,7 +155,7 @@ class WholeBatches(Lowering):
             result = on_next(iterator.get_next())
             return result if steps == 1 else _others(on_next, iterator, steps - 1, result)
 
-        on_nothing = past_the_end.without_batch(lambda data: on_data(specs.batch_of(data, arrange)))
+        on_nothing = past_the_end.without_batch(lambda data: on_data(specs.arrays(arrange(data))))
         return _Functions(compiled, self._compiled(on_iterator), on_nothing)
 
     def _compiled(self, function):

@@ -119,8 +119,9 @@ class StateWatch:
         apart = head[0] + head[1]
         is_odd = head[2] + head[3] != 0
         are_apart = ((apart > _TOLERANCE * head[4]) | is_odd).tolist()
-        for number, value, wrong in zip(numbers, values, are_apart, strict=True):
-            if wrong or (not value.is_floating_point() and apart[numbers.index(number)] != 0):
+        found = zip(numbers, values, apart.tolist(), are_apart, strict=True)
+        for number, value, difference, wrong in found:
+            if wrong or (not value.is_floating_point() and difference != 0):
                 self._refuse(number, "differs from replica to replica")
 
     def _refuse(self, number, what):

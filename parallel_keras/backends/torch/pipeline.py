@@ -153,13 +153,13 @@ class Lowering(Pipelined):
         changes = self.ship.changes()
         if kind == "train":
             self.ship.check_optimizer()
+        summed = self._summed.get(kind, frozenset())
+        how = microbatches, summed, self.schedule(cut), self.loss_of_parts(cut)
         for rank in range(1, self.world_size):
             needed = self._needed_by(cut, rank, data)
             structure = shipping.portable(tree.map_structure(lambda leaf: leaf is not None, needed))
             arrays = [leaf for leaf in leaves(needed) if leaf is not None]
             layout = self.pool.inbound(rank).write(number % memory.SLOTS, arrays)
-            summed = self._summed.get(kind, frozenset())
-            how = microbatches, summed, self.schedule(cut), self.loss_of_parts(cut)
             work = (self.ship.cut_number(cut), structure, layout, total, *how)
             self.pool.send(rank, ("step", self.key, number, kind, work, changes))
             values = self.ship.homes.chosen(changes[0], rank)
