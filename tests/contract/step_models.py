@@ -501,48 +501,46 @@ class LargestMetric(Classifier):
 
     def __init__(self):
         super().__init__()
-        self.largest = Largest(name="largest")
+        self.kept = self.metric()
+
+    @staticmethod
+    def metric():
+        return Kept("largest", 0.0, ops.maximum, ops.max)
 
     def train_step(self, data):
         found = super().train_step(data)
-        return {**found, "largest": self.largest.result()}
+        return {**found, self.kept.name: self.kept.result()}
 
 
-class Largest(keras.metrics.Metric):
-    def __init__(self, name):
+class SmallestMetric(LargestMetric):
+    """One whose state is a minimum over batches, from infinity on."""
+
+    @staticmethod
+    def metric():
+        return Kept("smallest", float("inf"), ops.minimum, ops.min)
+
+
+class Kept(keras.metrics.Metric):
+    """An extreme of all outputs.
+
+    Args:
+        name: String.
+        start: Float, what it is before there are any.
+        of_two: Function of two numbers that chooses one.
+        of_all: Function of an array that chooses one.
+    """
+
+    def __init__(self, name, start, of_two, of_all):
         super().__init__(name=name)
-        self.value = self.add_variable((), "zeros", name="value")
-
-    def update_state(self, y, y_pred, sample_weight=None):
-        self.value.assign(ops.maximum(self.value, ops.max(y_pred)))
-
-    def result(self):
-        return ops.copy(self.value)
-
-
-class SmallestMetric(Classifier):
-    """A metric whose state is a minimum over batches, from infinity on."""
-
-    def __init__(self):
-        super().__init__()
-        self.smallest = Smallest(name="smallest")
-
-    def train_step(self, data):
-        found = super().train_step(data)
-        return {**found, "smallest": self.smallest.result()}
-
-
-class Smallest(keras.metrics.Metric):
-    def __init__(self, name):
-        super().__init__(name=name)
+        self.start, self.of_two, self.of_all = start, of_two, of_all
         self.value = self.add_variable((), "zeros", name="value")
         self.reset_state()
 
     def reset_state(self):
-        self.value.assign(float("inf"))
+        self.value.assign(self.start)
 
     def update_state(self, y, y_pred, sample_weight=None):
-        self.value.assign(ops.minimum(self.value, ops.min(y_pred)))
+        self.value.assign(self.of_two(self.value, self.of_all(y_pred)))
 
     def result(self):
         return ops.copy(self.value)
