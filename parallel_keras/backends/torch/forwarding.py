@@ -42,8 +42,8 @@ class Forwarder:
         self._plain = []
         self._woken: set = set()  # numbers of holders, and attributes, that were false at first
         self.has_woken = False
-        self._objects = []  # known by identity only
-        self._objects_of_users = []  # the same, where the program's own code may write them
+        self._objects: list = []  # known by identity only
+        self._objects_of_users: list = []  # the same, where the program's own code may write them
         for number, holder in enumerate(self.holders):
             objects = self._objects if features.is_keras(holder) else self._objects_of_users
             for key, value in vars(holder).items():
