@@ -589,6 +589,27 @@ def clipped():
     return keras.Model(x, layers.Dense(3, activation="softmax")(y))
 
 
+class Shown(layers.Layer):
+    """Keeps what it has computed, for somebody to look at."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = None
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 8), name="kernel")
+
+    def call(self, x):
+        self.scores = ops.tanh(x @ self.kernel)
+        self.both = [self.scores, {"again": 2.0 * self.scores}]
+        return self.scores
+
+
+def shown():
+    x = keras.Input((6,))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(Shown()(x)))
+
+
 def lstm_steps():
     """An output for each step."""
     x = keras.Input((4, 3))

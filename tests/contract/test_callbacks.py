@@ -314,6 +314,28 @@ def _scheduled():
     return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.01, 3, 0.9))
 
 
+class Threshold(keras.metrics.Metric):
+    """The share of the rows whose largest probability is above a plain number."""
+
+    def __init__(self, name="above"):
+        super().__init__(name=name)
+        self.threshold = 0.4
+        self.above = self.add_variable((), "zeros", name="above")
+        self.rows = self.add_variable((), "zeros", name="rows")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        above = ops.max(y_pred, axis=-1) > self.threshold
+        self.above.assign_add(ops.sum(ops.cast(above, "float32")))
+        self.rows.assign_add(ops.cast(ops.shape(y_pred)[0], "float32"))
+
+    def result(self):
+        return self.above / self.rows
+
+
+def _threshold(model):
+    model.metrics[1].metrics[0].threshold = 0.6
+
+
 class Factor(layers.Layer):
     factor = 1.0
 
@@ -351,6 +373,8 @@ OWN = [
     with_callbacks("replaces_an_activation", lambda directory: [Replace(_activation)]),
     with_callbacks("replaces_the_optimizer", lambda directory: [Replace(_optimizer)]),
     with_callbacks("replaces_rules", lambda directory: [Replace(_rules)]),
+    with_callbacks("sets_a_threshold", lambda directory: [Replace(_threshold)],
+                   arguments=compiled(metrics=lambda: [Threshold()])),
     with_callbacks("sets_strengths", lambda directory: [Replace(_strengths)], model=penalized,
                    arguments=compiled(_scheduled)),
 ]  # fmt: skip

@@ -43,9 +43,9 @@ class Forwarder:
         self._woken: set = set()  # numbers of holders, and attributes, that were false at first
         self.has_woken = False
         self._objects: list = []  # known by identity only
-        self._objects_of_users: list = []  # the same, where the program's own code may write them
+        self._objects_of_users: list = []  # the same, where a step may write them too
         for number, holder in enumerate(self.holders):
-            objects = self._objects if features.is_keras(holder) else self._objects_of_users
+            objects = self._objects_of_users if _writes_its_own(holder) else self._objects
             for key, value in vars(holder).items():
                 own = key not in base and key not in keras_internals.INSTANCE_OVERRIDES
                 if key in BOOKKEEPING or not (own or key in _OF_EVERY_LAYER):
@@ -54,6 +54,9 @@ class Forwarder:
                     self._plain.append([number, key, vars(holder), value])
                 else:
                     objects.append([vars(holder), key, value])
+        self._users_own = [  # with what they hold when the workers get the model
+            (vars(holder), dict(vars(holder))) for holder in self.holders if _writes_its_own(holder)
+        ]
         self._objects += [
             [vars(v), key, vars(v)[key]] for v in model.variables for key in keras_internals.RULES
         ]
@@ -87,6 +90,24 @@ class Forwarder:
             and all(v._value is value for v, value in zip(variables, self._values, strict=True))
             and self._has_same_objects()
         )
+
+    def left_by_steps(self):
+        """What a step has put into an attribute of the program's own, as autograd holds it.
+
+        Attention's scores, for one, that somebody wants to look at. The next step writes them
+        anew.
+
+        Returns:
+            List of triples: the attributes of an object, the name of one, its value.
+        """
+        return [
+            (members, key, value)
+            for members, before in self._users_own
+            for key, value in members.items()
+            if key not in BOOKKEEPING
+            and value is not before.get(key)
+            and any(getattr(leaf, "grad_fn", None) is not None for leaf in tree.flatten(value))
+        ]
 
     def _has_same_objects(self):
         return all(
@@ -153,9 +174,17 @@ def holders(model):
     rules = [getattr(layer, "activity_regularizer", None) for layer in layers]
     rules += [vars(v)[key] for v in model.variables for key in keras_internals.RULES]
     rules += [keras_internals.schedule_of(optimizer) for optimizer in optimizers]
+    metrics = keras_internals.every_metric(model)
+    metrics += [one for container in metrics for one in getattr(container, "metrics", ())]
     found = [*layers, *optimizers, *(rule for rule in rules if hasattr(rule, "__dict__"))]
+    found += metrics
     found += [loss for loss in features.user_losses(model) if isinstance(loss, keras.losses.Loss)]
     return list({id(holder): holder for holder in found}.values())
+
+
+def _writes_its_own(holder):
+    """Whether a step may put other objects into the attributes of one."""
+    return not features.is_keras(holder) or isinstance(holder, keras.Metric)
 
 
 def apply(model, variables, attributes, flags):

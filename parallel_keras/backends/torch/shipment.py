@@ -4,6 +4,9 @@ import contextlib
 import weakref
 from typing import Any
 
+import torch
+from keras import tree
+
 from parallel_keras import features
 from parallel_keras.backends.torch import buffers, configuration, forwarding, shipping
 from parallel_keras.errors import WorkerError
@@ -114,7 +117,7 @@ class Shipment:
         self.stale = False
         if generation == self.generation:
             self.collect()  # what the workers hold alone would be lost
-        with buffers.as_in_training(lowering.model):
+        with buffers.as_in_training(lowering.model), self._without_graphs():
             skeleton, tensors = shipping.split(lowering.model)
         if generation == self.generation and same and skeleton == self.skeleton:
             return
@@ -126,6 +129,20 @@ class Shipment:
         self.delivered()
         self._sent_news: object = None
         self._attributes = ()
+
+    @contextlib.contextmanager
+    def _without_graphs(self):
+        """Inside, what the last step has left in attributes is numbers only."""
+        left = [] if self.forwarder is None else self.forwarder.left_by_steps()
+        for members, key, value in left:
+            members[key] = tree.map_structure(
+                lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, value
+            )
+        try:
+            yield
+        finally:
+            for members, key, value in left:
+                members[key] = value
 
     def has_woken(self):
         """Whether what was false when the model was probed is so no more; said once."""

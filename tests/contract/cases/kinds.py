@@ -84,6 +84,7 @@ CASES = [
         compiled(loss=lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
     ),
     case("conv_lstm", models.conv_lstm, rows.films),
+    case("scores_kept", models.shown, fit={"epochs": 3}),
     case("spectral", models.spectral, backend="torch"),
     case("weights_clipped_in_call", models.clipped, backend="torch"),
     case("gru_bidirectional", models.gru, rows.series, **LONG),
