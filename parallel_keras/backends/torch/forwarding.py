@@ -182,6 +182,22 @@ def holders(model):
     return list({id(holder): holder for holder in found}.values())
 
 
+def left_by_tracing(model):
+    """What a call for shapes only has put into attributes of the program's own.
+
+    Returns:
+        As `Forwarder.left_by_steps`.
+    """
+    return [
+        (vars(holder), key, value)
+        for holder in holders(model)
+        if _writes_its_own(holder)
+        for key, value in vars(holder).items()
+        if key not in BOOKKEEPING
+        and any(getattr(leaf, "is_meta", False) for leaf in tree.flatten(value))
+    ]
+
+
 def _writes_its_own(holder):
     """Whether a step may put other objects into the attributes of one."""
     return not features.is_keras(holder) or isinstance(holder, keras.Metric)

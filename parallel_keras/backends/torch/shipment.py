@@ -133,11 +133,11 @@ class Shipment:
     @contextlib.contextmanager
     def _without_graphs(self):
         """Inside, what the last step has left in attributes is numbers only."""
-        left = [] if self.forwarder is None else self.forwarder.left_by_steps()
+        left = forwarding.left_by_tracing(self.lowering.model)
+        if self.forwarder is not None:
+            left += self.forwarder.left_by_steps()
         for members, key, value in left:
-            members[key] = tree.map_structure(
-                lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, value
-            )
+            members[key] = tree.map_structure(_numbers_only, value)
         try:
             yield
         finally:
@@ -177,3 +177,9 @@ class Shipment:
         # Once per call of fit and the like, in whose course the workers draw on.
         seed, self.reseed = configuration.seed_for_workers() if self.reseed else None, False
         return numbers, attributes, flags, changed, seed
+
+
+def _numbers_only(leaf):
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return None if leaf.is_meta else leaf.detach()
