@@ -80,7 +80,10 @@ def validated(strategy):
 
 @pytest.mark.parametrize(
     ("function", "strategy"),
-    scenarios([on_batch, slots_of_all_optimizers, rate_of_an_attribute, validated], quick=(3,)),
+    [
+        *scenarios([on_batch, slots_of_all_optimizers]),
+        *scenarios([rate_of_an_attribute, validated], quick=(3,) if BACKEND == "torch" else ()),
+    ],
 )
 def test_scenarios(function, strategy):
     if not strategy.startswith("data"):
@@ -88,7 +91,10 @@ def test_scenarios(function, strategy):
     check_scenario(function, strategy)
 
 
-@pytest.mark.parametrize("model", [step_models.GAN, step_models.Classifier])
+@pytest.mark.parametrize(
+    "model",
+    [step_models.GAN, pytest.param(step_models.Classifier, marks=LONG_WHERE_TRACED)],
+)
 def test_a_tour_of_strategies(model):
     arguments = own_steps.gan() if model is step_models.GAN else compiled(own_steps.adam)
     data = step_models.latent(33) if model is step_models.GAN else rows.classes(33)
@@ -332,7 +338,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+QUICK = {"sum_of_losses", "in_batch_contrast", "largest_in_a_variable", "fixed_rows"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else LONG_WHERE_TRACED) for name in REFUSED],
+)
 def test_refused_by_name(name):
     build, words = REFUSED[name]
     # Without metrics: plain Keras on TensorFlow fails where a step updates none of them.

@@ -26,13 +26,7 @@ QUICK = {
         "chain_subclassed",
         "other_in_inference",
     },
-    "tensorflow": {
-        "u_net",
-        "masked_loss",
-        "confident_early",
-        "confident_early_sum",
-        "confident_early_raw",
-    },
+    "tensorflow": {"u_net", "masked_loss", "confident_early_sum"},
 }[BACKEND]
 
 
@@ -482,7 +476,16 @@ AFTERWARDS = {
 
 
 @pytest.mark.backend("torch")
-@pytest.mark.parametrize("name", AFTERWARDS)
+@pytest.mark.parametrize(
+    "name",
+    # Those that start workers anew take long.
+    [
+        pytest.param("shutdown", marks=pytest.mark.long),
+        pytest.param("clear_session", marks=pytest.mark.long),
+        "another world",
+        "killed workers",
+    ],
+)
 def test_weights_outlive_the_workers(name):
     """Nobody has read them since they were trained."""
     happens, is_known_before = AFTERWARDS[name]
