@@ -7,6 +7,7 @@ from keras import tree
 from parallel_keras import capabilities, keras_internals
 from parallel_keras.backends.torch import forwarding
 from parallel_keras.backends.torch.structures import leaves
+from parallel_keras.probe_rows import take as take
 
 
 def prepared(kind, data, strategy):
@@ -43,8 +44,3 @@ def rows_of(data, strategy):
         shapes = [tuple(leaf.shape) for leaf in leaves(data) if leaf is not None]
         capabilities.check("row_shape", strategy, "torch", f"shapes {shapes}")
     return total
-
-
-def take(data, rows):
-    """Some rows of each array of a batch."""
-    return tree.map_structure(lambda leaf: None if leaf is None else leaf[rows], data)
