@@ -7,7 +7,6 @@ from keras import tree
 from parallel_keras import capabilities, keras_internals
 from parallel_keras.backends.torch import forwarding
 from parallel_keras.backends.torch.structures import leaves
-from parallel_keras.probe_rows import take as take
 
 
 def prepared(kind, data, strategy):

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from parallel_keras import batch, keras_internals, schedule
-from parallel_keras.backends.torch import batches
+from parallel_keras import batch, keras_internals, probe_rows, schedule
 from parallel_keras.backends.torch.stage_optimizer import StageOptimizer
 from parallel_keras.backends.torch.stage_state import StageState
 from parallel_keras.backends.torch.whole_loss import backward, together, with_gradients
@@ -198,7 +197,7 @@ class _Run:
     def forward(self, microbatch):
         values: dict = {}
         if BATCH in self._sources:
-            part = batches.take(self.x, self.rows[microbatch])
+            part = probe_rows.take(self.x, self.rows[microbatch])
             of_batch = self.staged.standardize(part)
             values.update((number, of_batch[number]) for number in self._sources[BATCH])
         for source, numbers in self._sources.items():
@@ -291,7 +290,7 @@ class _Run:
 
     def _loss_of_part(self, microbatch, outputs):
         rows = self.rows[microbatch]
-        y, weight = (batches.take(thing, rows) for thing in (self.y, self.sample_weight))
+        y, weight = (probe_rows.take(thing, rows) for thing in (self.y, self.sample_weight))
         return self._loss(y, self.staged.graph.pack(outputs), weight)
 
     def _parts_of_whole(self, microbatch):
