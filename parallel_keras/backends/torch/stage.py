@@ -9,11 +9,10 @@ import contextlib
 import time
 from typing import Any
 
-import keras
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from parallel_keras import batch, keras_internals, schedule
+from parallel_keras import batch, keras_internals, probe_rows, schedule
 from parallel_keras.backends.torch.stage_optimizer import StageOptimizer
 from parallel_keras.backends.torch.stage_state import StageState
 from parallel_keras.backends.torch.whole_loss import backward, together, with_gradients
@@ -198,8 +197,7 @@ class _Run:
     def forward(self, microbatch):
         values: dict = {}
         if BATCH in self._sources:
-            rows = self.rows[microbatch]
-            part = keras.tree.map_structure(lambda x: None if x is None else x[rows], self.x)
+            part = probe_rows.take(self.x, self.rows[microbatch])
             of_batch = self.staged.standardize(part)
             values.update((number, of_batch[number]) for number in self._sources[BATCH])
         for source, numbers in self._sources.items():
@@ -292,7 +290,7 @@ class _Run:
 
     def _loss_of_part(self, microbatch, outputs):
         rows = self.rows[microbatch]
-        y, weight = (_rows(thing, rows) for thing in (self.y, self.sample_weight))
+        y, weight = (probe_rows.take(thing, rows) for thing in (self.y, self.sample_weight))
         return self._loss(y, self.staged.graph.pack(outputs), weight)
 
     def _parts_of_whole(self, microbatch):
@@ -361,10 +359,6 @@ def _assign(tensors, values):
     with torch.no_grad():
         for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(value)
-
-
-def _rows(structure, rows):
-    return keras.tree.map_structure(lambda x: None if x is None else x[rows], structure)
 
 
 def _gradient(tensor):
