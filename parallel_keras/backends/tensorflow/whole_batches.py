@@ -17,6 +17,7 @@ from parallel_keras import capabilities, features, keras_internals
 from parallel_keras import probe as probing
 from parallel_keras.backends.lowering import Lowering
 from parallel_keras.backends.tensorflow import past_the_end, specs
+from parallel_keras.backends.tensorflow.agreement import refused
 from parallel_keras.backends.tensorflow.entries import NeedsAnySize
 from parallel_keras.backends.tensorflow.rows import total_rows
 
@@ -123,12 +124,13 @@ class WholeBatches(Lowering):
 
     def _traced(self, kind, use):
         """Use the functions of a kind, traced anew where their graph knew too much."""
-        try:
-            return use(self._functions(kind))
-        except NeedsAnySize:
-            self.for_any_size = True
-            self._made[kind] = {}
-            return use(self._functions(kind))
+        with refused(self.strategy):
+            try:
+                return use(self._functions(kind))
+            except NeedsAnySize:
+                self.for_any_size = True
+                self._made[kind] = {}
+                return use(self._functions(kind))
 
     def _functions(self, kind):
         # A step is traced with what the probe has found: one that was traced
