@@ -565,46 +565,6 @@ class Infinite(Classifier):
         return {**found, "all": ops.copy(self.best), "one": value}
 
 
-class Flagged(Classifier):
-    """Counts the batches that have a row of a kind, which the first has not."""
-
-    def __init__(self):
-        super().__init__()
-        self.flagged = self.add_weight(
-            name="flagged", initializer="zeros", trainable=False, dtype="int32"
-        )
-        self.steps = self.add_weight(
-            name="steps", initializer="zeros", trainable=False, dtype="int32"
-        )
-
-    def train_step(self, data):
-        found = super().train_step(data)
-        has_one = ops.any((data[0] > 500.0) & (data[0] < 501.0))
-        self.flagged.assign_add(ops.cast(has_one, "int32"))
-        self.steps.assign_add(1)
-        return found
-
-
-class FlaggingLayer(keras.layers.Layer):
-    """The same in a layer, in training."""
-
-    def build(self, shape):
-        self.flagged = self.add_weight(
-            name="flagged", initializer="zeros", trainable=False, dtype="int32"
-        )
-
-    def call(self, x, training=False):
-        if training:
-            has_one = ops.any((x > 500.0) & (x < 501.0))
-            self.flagged.assign_add(1 + ops.cast(has_one, "int32"))
-        return x
-
-
-def flagging_layer():
-    inputs = keras.Input((6,))
-    return keras.Model(inputs, keras.layers.Dense(3, "softmax")(FlaggingLayer()(inputs)))
-
-
 class LargestState(Classifier):
     def __init__(self):
         super().__init__()

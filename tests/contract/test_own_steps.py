@@ -365,25 +365,6 @@ def test_a_term_that_a_callback_turns_on_is_refused_then():
     assert number(model.optimizer.iterations) == 3, "the first epoch is trained"
 
 
-@pytest.mark.parametrize("row", [None, 16, 31], ids=["none", "first", "last"])
-@pytest.mark.parametrize("build", [step_models.Flagged, step_models.flagging_layer])
-def test_whole_numbers_that_differ_from_replica_to_replica(build, row):
-    """Refused in the step in which they do; those that agree are as on one device."""
-    data, records = rows.classes(33), []
-    if row is not None:
-        data["x"][row, 0] = 500.5
-    for strategy in (None, "data=2"):
-        model = make(build, compiled(own_steps.still, metrics=None)(), strategy)
-        if strategy and row is not None:
-            with pytest.raises(pk.UnsupportedError, match="flagged differs from replica to"):
-                fit(model, **data, **OPTIONS)
-        else:
-            fit(model, **data, **OPTIONS)
-            records.append([number(v) for v in model.non_trainable_variables if "int" in v.dtype])
-    if row is None:
-        compare("whole numbers", "data=2", *records, tolerance=0.0)
-
-
 def test_predictions_that_mix_rows_are_refused():
     model = make(step_models.MixedPredictions, compiled(metrics=None)(), "data=2")
     with pytest.raises(pk.UnsupportedError, match=r"(?s)predict_step.*Received"):

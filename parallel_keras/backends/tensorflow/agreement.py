@@ -1,4 +1,4 @@
-"""Whole numbers that replicas assign have to agree: there is no mean of them.
+"""Whole numbers that parts of a batch assign have to agree: there is no mean of them.
 
 They are compared in the graph of the step, so that nothing waits for an answer; where they
 differ the step fails, and what it fails with becomes a refusal by name.
@@ -11,28 +11,30 @@ import tensorflow as tf
 
 from parallel_keras.capabilities import check
 
-_SAID = "replicas assigned different whole numbers"
-_MET = re.compile(_SAID + r": (\w+), (.+?)\]")
+_SAID = "whole numbers that differ"
+_MET = re.compile(_SAID + r": (.+?)\]")
 
 
-def agreeing(values, rows, feature, path):
-    """The first replica's value, once it is known that the others have the same.
+def agreeing(values, rows, variable, part):
+    """The first part's value, once it is known that the others have the same.
 
     Args:
-        values: List of tensors, one for each replica.
-        rows: List of their `Rows`. A replica without rows does not count.
-        feature: String, the key of the table of capabilities for where they differ.
-        path: String, the variable's.
+        values: List of tensors, one for each part of the batch.
+        rows: List of their `Rows`. A part without rows does not count.
+        variable: The Keras variable, for messages.
+        part: String, what the parts are, for messages.
     """
     first, *others = values
+    if rows[0].are_absent:
+        return first  # only what is the same for all rows comes to pass
+    said = f"{_SAID}: variable {variable.path} differs from {part} to {part}]"
     with tf.device("/CPU:0"):
         checks = [
             tf.debugging.Assert(
-                tf.reduce_all(tf.equal(first, other)) | tf.logical_not(of_other.some),
-                [f"{_SAID}: {feature}, {path}]"],
+                tf.reduce_all(tf.equal(first, other)) | tf.logical_not(of_other.some), [said]
             )
             for other, of_other in zip(others, rows[1:], strict=True)
-            if first.dtype != tf.string and of_other.some is not False
+            if of_other.some is not False
         ]
     with tf.control_dependencies([one for one in checks if one is not None]):
         return tf.identity(first)
@@ -51,7 +53,5 @@ def refused(strategy):
         met = _MET.search(str(error))
         if met is None:
             raise
-        feature, path = met.groups()
-        received = f"variable {path} differs from replica to replica"
-        check(feature, strategy, "tensorflow", received)
+        check("whole_numbers", strategy, "tensorflow", met.group(1))
         raise

@@ -124,7 +124,7 @@ class Copies:
         if id(variable) in self._seeds:
             return values[0]
         rows = [self._rows[number] for number in self._numbers]
-        return agreeing(values, rows, "step_state", variable.path)
+        return agreeing(values, rows, variable, "replica")
 
     def _add_up(self, added):
         """Add the changes on all replicas to a value, for each variable."""

@@ -70,6 +70,4 @@ def assign_combined(strategy, variables, parts, rows, seeds):
         else:
             values = strategy.experimental_local_results(part)
             is_seed = id(variable) in drawn_from
-            variable.assign(
-                values[0] if is_seed else agreeing(values, rows, "batch_state", variable.path)
-            )
+            variable.assign(values[0] if is_seed else agreeing(values, rows, variable, "replica"))
