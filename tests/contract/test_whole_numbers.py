@@ -164,5 +164,3 @@ def test_those_that_differ_are_refused(name, strategy, row):
         fit(model, **data, **OPTIONS)
     assert len(fit(model, **rows.classes(16), **OPTIONS)["loss"]) == 1, "it trains on"
     assert not isinstance(model.strategy, pk.SingleDevice)
-
-

@@ -80,9 +80,9 @@ class StateWatch:
         values = {number: self.variables[number]._value for number in changed}
         fractions = [number for number in changed if values[number].is_floating_point()]
         with torch.no_grad():
-            self._agree([number for number in changed if number not in fractions], share)
-            self._check([number for number in fractions if number in steady])
             self._average([number for number in fractions if number not in steady], share)
+            self._check([number for number in fractions if number in steady])
+            self._agree([number for number in changed if number not in fractions], share)
 
     def _mark(self):
         self._marks = {n: buffers.mark(self.variables[n]) for n in self._watched}
