@@ -308,7 +308,7 @@ class _Stages(Shipment):
         else:
             self._channel = Channel(pool.group, lowering.device)
         self.rank = StageRank(
-            lowering.model, 0, pool.group, lowering.device, self._channel, strategy.recompute
+            lowering.model, 0, pool.group, lowering.device, self._channel, strategy
         )
 
     def refresh(self):
@@ -359,7 +359,7 @@ class _Stages(Shipment):
         if not self.is_current():
             note = self.restore()
             gone = "The workers that held the model have ended meanwhile."
-            raise WorkerError(gone, None, gone).with_note(note)
+            raise WorkerError(gone, None, gone).for_the_caller(note)
         with self.whole_or_ended():
             variables, self._remote = self._remote, []
             try:

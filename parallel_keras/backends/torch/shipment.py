@@ -49,6 +49,7 @@ class Shipment:
 
         Raises:
             WorkerError: In place of an error for which a rank is at fault.
+            UnsupportedError: If that rank has refused something.
         """
         try:
             yield
@@ -59,10 +60,10 @@ class Shipment:
             note = self.restore()
             if explained is None:
                 raise
-            explained = explained.with_note(note)
-            if explained is error:
+            raised = explained.for_the_caller(note)
+            if raised is error:
                 raise
-            raise explained from error
+            raise raised from (error if isinstance(raised, WorkerError) else explained)
 
     def restore(self):
         """The workers have gone: bring the model back to the last numbers that are whole.

@@ -28,19 +28,19 @@ class StageRank:
         group: The process group of all ranks.
         device: This rank's `torch.device`.
         channel: What carries values to and from the other ranks.
-        recompute: Bool. Whether forward passes are computed again for the backward pass.
+        strategy: A `PipelineParallel`.
 
     Attributes:
         events: List of `(kind, microbatch, start, end)` of the last training step, with
             times in seconds of the machine's monotonic clock.
     """
 
-    def __init__(self, model, rank, group, device, channel, recompute):
+    def __init__(self, model, rank, group, device, channel, strategy):
         self.model = model
         self.rank = rank
         self.group = group
         self.device = device
-        self.recompute = recompute
+        self.strategy = strategy
         self.channel = channel
         self.events: list = []
         self._notes: list = []  # the events of the step that goes on
@@ -172,8 +172,8 @@ class _Run:
         self.rows = batch.row_slices(total, microbatches)
         self.shares = batch.shares(total, microbatches)
         self.summed = summed
-        is_cut = staged.training and (microbatches > 1 or rank.recompute)
-        self.state = StageState(self.stage.layers if is_cut else [])
+        is_cut = staged.training and (microbatches > 1 or rank.strategy.recompute)
+        self.state = StageState(self.stage.layers if is_cut else [], rank.strategy)
         self.is_last = rank.rank == len(staged.stages) - 1
         self.added = 0.0
         self.scale: Any = None
@@ -220,7 +220,7 @@ class _Run:
 
     def _compute(self, values, share):
         """The stage's forward pass; changes `values` and returns the added losses."""
-        if not (self.rank.recompute and torch.is_grad_enabled()):
+        if not (self.rank.strategy.recompute and torch.is_grad_enabled()):
             with self.state.microbatch(share):
                 return self.stage.forward(values)
         taken = dict(values)
