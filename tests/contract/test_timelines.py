@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import parallel_keras as pk
-from parallel_keras import schedule
+from parallel_keras import rates, schedule
 
 ROWS, MICROBATCHES = 24, 4
 
@@ -203,7 +203,19 @@ def test_a_prediction_leaves_keras_as_it_was():
     assert keras.layers.Dense(1).name == f"dense_{number + 1}"
 
 
-def test_stages_that_are_too_small_are_said_to_be():
+def test_stages_that_are_too_small_are_said_to_be(monkeypatch):
+    """Also where the machine gets busy between the measurements for two devices and for one."""
+    seconds, of = [1e-4], rates.of
+
+    def busier(*arguments):
+        found = of(*arguments)
+        seconds[0] *= 10
+        return found
+
+    for name in ("_measured", "_per_layer"):
+        monkeypatch.setattr(rates, name, {}, raising=False)
+    monkeypatch.setattr(rates, "_seconds", lambda *_: seconds[0])
+    monkeypatch.setattr(rates, "of", busier)
     model = made(pk.PipelineParallel(2, microbatches=8))
     text = str(model.timeline(batch_size=16))
     assert "Warning: one device is predicted to take" in text
