@@ -32,7 +32,7 @@ class Stage:
     adds: tuple
 
 
-def cut(calls, numbers, inputs, outputs, losses=(), count=None):
+def cut(calls, numbers, inputs, outputs, losses=(), count=None, changed=lambda call: ()):
     """The stages of a model.
 
     Args:
@@ -42,13 +42,15 @@ def cut(calls, numbers, inputs, outputs, losses=(), count=None):
             given, what it returns, what it adds to the loss.
         count: Int, the number of stages, some of which may then have nothing to compute.
             Defaults to as many as `numbers` says, each with some call.
+        changed: Function of a call: the numbers of those values that it takes and changes, so
+            that later calls have to take them from its stage.
 
     Returns:
         A list of `Stage`. The last one takes all outputs of the model, wherever they
         are made: the loss is there.
 
     Raises:
-        ValueError: If a stage has no call, or a call needs what a later stage makes.
+        ValueError: If a stage has no call, or a call needs what a later stage makes or changes.
 
     Example:
 
@@ -69,17 +71,20 @@ def cut(calls, numbers, inputs, outputs, losses=(), count=None):
             f"the number out. Received: stages {sorted(set(numbers))}"
         )
     source = dict.fromkeys(inputs, BATCH)
+    changes: set = set()
     takes: list = [{} for _ in range(count)]
     for call, number in zip(calls, numbers, strict=True):
         for value in call.inputs:
             if source[value] > number:
+                does = "changes before (it takes a mask away)" if value in changes else "makes"
                 raise ValueError(
                     f"A pipeline goes forward only. Received: a call on stage {number} that needs "
-                    f"what stage {source[value]} makes"
+                    f"what stage {source[value]} {does}"
                 )
             if source[value] < number:
                 takes[number][value] = source[value]
-        source.update(dict.fromkeys(call.outputs, number))
+        source.update(dict.fromkeys((*call.outputs, *changed(call)), number))
+        changes.update(changed(call))
     for value in outputs:
         if source[value] < count - 1:
             takes[-1][value] = source[value]

@@ -43,7 +43,13 @@ class Staged:
         self.numbers = choose(self.graph.calls) if callable(choose) else choose
         graph, count = self.graph, None if training else len(first.stages)
         parts = stages.cut(
-            graph.calls, self.numbers, graph.inputs, graph.outputs, graph.losses, count
+            graph.calls,
+            self.numbers,
+            graph.inputs,
+            graph.outputs,
+            graph.losses,
+            count,
+            changed=lambda call: call.unmasks,
         )
         self.owners: dict = {} if first is None else first.owners
         self.stages = [ComputedStage(model, part, self.owners, self) for part in parts]

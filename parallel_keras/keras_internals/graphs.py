@@ -32,6 +32,7 @@ class Call:
         passes_training: Bool. Whether a `training` argument of its own gives way to
             that of the step, as in Keras's functional models.
         enters: Bool. Whether it only hands a nested model its inputs.
+        unmasks: Tuple of those of `inputs` from which it may take the Keras mask away.
     """
 
     operation: Any
@@ -41,6 +42,7 @@ class Call:
     inside: tuple = ()
     passes_training: bool = True
     enters: bool = False
+    unmasks: tuple = ()
 
     def __call__(self, values, training):
         """Compute it.
@@ -166,6 +168,9 @@ class _Walk:
             if inner is None:
                 given = self.values(node.outputs)
                 call = Call(node.operation, node.arguments, taken, given, inside, passes_training)
+                if _unmasks(node.operation):
+                    pairs = zip(node.input_tensors, taken, strict=True)
+                    call.unmasks = tuple(n for x, n in pairs if keras_mask(x) is not None)
                 self.calls.append(call)
             else:
                 given = self._open(node, inner, taken, inside)
@@ -181,6 +186,17 @@ class _Walk:
         numbers = dict(zip(map(id, inner.inputs), entered, strict=True))
         self.graph(inner, numbers, inside)
         return tuple(numbers[id(x)] for x in inner.outputs)
+
+
+def _unmasks(operation):
+    """Whether an operation may take the masks of its inputs away from the tensors themselves.
+
+    layers/attention/multi_head_attention.py, 3.15.1: `call` sets them to `None`, and whatever is
+    given the same tensor afterwards sees none.
+    """
+    return isinstance(operation, keras.Layer) and any(
+        isinstance(layer, keras.layers.MultiHeadAttention) for layer in flatten_layers(operation)
+    )
 
 
 def _enter(graph, inputs, mask=None, **_):

@@ -71,6 +71,18 @@ def test_any_graph(case, strategy):
     check(case, strategy(case))
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    "points",
+    [["block_0", "block_1"], pytest.param(["block_1", "mean"], marks=LONG_WHERE_TRACED)],
+    ids=["attends_last", "attends_first"],
+)
+def test_masks_that_attention_takes_away(points, recompute):
+    """On one stage, and on all that are given the same words later; and not when it looks again."""
+    strategy = pk.PipelineParallel(microbatches=3, split_points=points, recompute=recompute)
+    check(cases.case("attended", stage_models.attended, rows.tokens), strategy)
+
+
 def test_recomputed_activations_change_nothing():
     """Dropout draws again what it drew; layer state moves once."""
     strategies = [pk.PipelineParallel(2, microbatches=4, recompute=r) for r in (False, True)]

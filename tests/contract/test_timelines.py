@@ -195,6 +195,14 @@ def test_devices_that_are_not_there():
     assert timeline.devices == ["gpu:0", "gpu:1", "gpu:2", "gpu:3"]
 
 
+@pytest.mark.parametrize("rows", [0, -4, 2.5, "16"])
+def test_what_is_no_number_of_rows(rows):
+    model = made("pipeline=2")
+    for method in (model.timeline, model.plan):
+        with pytest.raises(ValueError, match="batch_size.*Received"):
+            method(batch_size=rows)
+
+
 def test_a_prediction_leaves_keras_as_it_was():
     model = made("pipeline=2")
     before = keras.layers.Dense(1).name
