@@ -83,8 +83,10 @@ def cut(calls, numbers, inputs, outputs, losses=(), count=None, changed=lambda c
                 )
             if source[value] < number:
                 takes[number][value] = source[value]
-        source.update(dict.fromkeys((*call.outputs, *changed(call)), number))
-        changes.update(changed(call))
+        source.update(dict.fromkeys(call.outputs, number))
+        held = {value for value in changed(call) if value in takes[number]}
+        source.update(dict.fromkeys(held, number))
+        changes |= held
     for value in outputs:
         if source[value] < count - 1:
             takes[-1][value] = source[value]

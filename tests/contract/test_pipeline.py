@@ -74,13 +74,23 @@ def test_any_graph(case, strategy):
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(
     "points",
-    [["block_0", "block_1"], pytest.param(["block_1", "mean"], marks=LONG_WHERE_TRACED)],
-    ids=["attends_last", "attends_first"],
+    [
+        ["block_0", "block_1"],
+        pytest.param(["block_1", "mean"], marks=LONG_WHERE_TRACED),
+        pytest.param(["block_0"], marks=LONG_WHERE_TRACED),
+    ],
+    ids=["attends_last", "attends_first", "attends_alone"],
 )
 def test_masks_that_attention_takes_away(points, recompute):
     """On one stage, and on all that are given the same words later; and not when it looks again."""
     strategy = pk.PipelineParallel(microbatches=3, split_points=points, recompute=recompute)
     check(cases.case("attended", stage_models.attended, rows.tokens), strategy)
+
+
+@LONG_WHERE_TRACED
+def test_masks_that_attention_takes_away_in_a_nested_model():
+    strategy = pk.PipelineParallel(microbatches=2, split_points=["inner", "mean"])
+    check(cases.case("attended_nested", stage_models.attended_nested, rows.tokens), strategy)
 
 
 def test_recomputed_activations_change_nothing():
