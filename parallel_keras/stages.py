@@ -78,8 +78,9 @@ def cut(calls, numbers, inputs, outputs, losses=(), count=None, changed=lambda c
             if source[value] > number:
                 does = "changes before (it takes a mask away)" if value in changes else "makes"
                 raise ValueError(
-                    f"A pipeline goes forward only. Received: a call on stage {number} that needs "
-                    f"what stage {source[value]} {does}"
+                    f"A pipeline goes forward only: place it on stage {source[value]} or later. "
+                    f"Received: a call on stage {number} that needs what stage {source[value]} "
+                    f"{does}"
                 )
             if source[value] < number:
                 takes[number][value] = source[value]

@@ -89,7 +89,7 @@ def test_masks_that_attention_takes_away(points, recompute):
 
 @LONG_WHERE_TRACED
 def test_masks_that_attention_takes_away_in_a_nested_model():
-    strategy = pk.PipelineParallel(microbatches=2, split_points=["inner", "mean"])
+    strategy = pk.PipelineParallel(microbatches=2, split_points=["inner", "mean_of_words"])
     check(cases.case("attended_nested", stage_models.attended_nested, rows.tokens), strategy)
 
 
