@@ -121,7 +121,7 @@ def timeline(self, batch_size=None, strategy=None, devices=None, input_shape=Non
 
 
 def _check_rows(batch_size):
-    if batch_size is None or (isinstance(batch_size, numbers.Integral) and batch_size > 0):
+    if batch_size is None or (isinstance(batch_size, numbers.Integral) and int(batch_size) > 0):
         return
     raise ValueError(
         "`batch_size` is the number of rows of a global batch, an integer of one or more. "
