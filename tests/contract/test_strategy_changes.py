@@ -18,8 +18,9 @@ OPTIONS = {"batch_size": 16, "verbose": 0, "shuffle": False}
 
 TOUR = (None, "data=2", "data=3", None, pk.DataParallel(2))
 LONG_TOUR = ("pipeline=2", "data=2", pk.PipelineParallel(2, microbatches=3), "model=2", None)
-# To a pipeline from each of the others, and from one with other stages.
-PIPELINES_TOUR = (None, "pipeline=3", "pipeline=2", None, "model=2", "pipeline=3", "data=3")
+# To a pipeline from each of the others and back, and from one with other micro-batches.
+GPIPE = pk.PipelineParallel(2, microbatches=1, schedule="gpipe")
+PIPELINES_TOUR = (None, "pipeline=2", GPIPE, None, "model=2", "pipeline=2", "data=3", GPIPE)
 
 KINDS = {
     "adam": (models.mlp, compiled(adam)),
