@@ -51,6 +51,9 @@ class LaidOut(Lowering):
         """Tensors of a structure, on a device."""
         raise NotImplementedError
 
+    def brought(self, given, taken):
+        """What was computed with may have changed, where it is another tensor than was given."""
+
     def stay(self, number):
         """What follows without a place of its own computes where this was computed."""
 
@@ -181,8 +184,10 @@ class LaidOut(Lowering):
             if id(unit) in self.free:
                 return stock(*args, **kwargs)
             with self.computing(number):
-                args, kwargs = self.bring((args, kwargs), number)
+                given = args, kwargs
+                args, kwargs = self.bring(given, number)
                 outputs = stock(*args, **kwargs)
+                self.brought(given, (args, kwargs))
             if placement.running.get() is not None:
                 self.stay(number)
             return outputs

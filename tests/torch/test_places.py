@@ -15,10 +15,12 @@ if os.environ.get("KERAS_BACKEND") == "torch":
     import sys
 
     sys.path.append(str(pathlib.Path(__file__).parents[1] / "contract"))
+    import cases
     import harness
     import keras
     import models
     import rows
+    import stage_models
     import torch
     from cases import kinds, losses, optimizers, own_optimizers
     from keras import layers
@@ -130,6 +132,19 @@ def test_operations_of_a_subclass(devices):
         history = harness.fit(model, **rows.classes(), batch_size=16, epochs=2, verbose=0)
         records.append({"history": history, **harness.state(model)})
     harness.compare("subclass_operations", "model", *records)
+
+
+def _attended():
+    model = stage_models.attended()
+    return pk.place_layers(model, {"words|queries": 0, r"block_\d|join|mean|head": 1})
+
+
+def test_masks_that_attention_takes_away(devices):
+    """From the words, which the first block has taken to its own device."""
+    case = cases.case("attended", _attended, rows.tokens)
+    with torch.utils._python_dispatch._disable_current_modes():
+        expected = harness.oracle(case)
+    harness.compare(case.name, "model", expected, harness.run(case, "model"))
 
 
 def _with_a_norm():

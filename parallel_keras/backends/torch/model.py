@@ -46,6 +46,10 @@ class Lowering(laid_out.LaidOut):
             return structure
         return tree.map_structure(lambda leaf: moved(leaf, self.places[number]), structure)
 
+    def brought(self, given, taken):
+        if self.several:
+            tree.map_structure(_unmask_too, given, taken)
+
     def stay(self, number):
         if self.several:
             keras_internals.set_torch_device(self.places[number])
@@ -174,6 +178,15 @@ def moved(leaf, device):
     if mask is not None:
         keras_internals.set_keras_mask(result, mask.to(device, non_blocking=True))
     return result
+
+
+def _unmask_too(given, taken):
+    """Take a mask away that a layer has taken away from the copy on its device.
+
+    layers/attention/multi_head_attention.py, 3.15.1: what is computed afterwards sees none.
+    """
+    if taken is not given and keras_internals.keras_mask(taken) is None:
+        keras_internals.set_keras_mask(given, None)
 
 
 def place_of(name):

@@ -321,12 +321,11 @@ class _Stages(Shipment):
         if self._is_checked or not model.optimizer.built:
             return
         optimizer = keras_internals.compiled_optimizer(model)
-        if not keras_internals.inner_optimizers(optimizer):
-            try:
-                keras_internals.check_variables_are_known(optimizer, model.trainable_variables)
-            except ValueError:
-                self.collect()  # the workers are ended
-                raise
+        try:
+            keras_internals.check_variables_are_known(optimizer, model.trainable_variables)
+        except ValueError:
+            self.collect()  # the workers are ended
+            raise
         self._is_checked = True
 
     def _close_links(self):

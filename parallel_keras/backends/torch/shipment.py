@@ -5,7 +5,7 @@ import weakref
 from typing import Any
 
 from parallel_keras import features
-from parallel_keras.backends.torch import buffers, configuration, forwarding, shipping
+from parallel_keras.backends.torch import buffers, configuration, forwarding, remote, shipping
 from parallel_keras.errors import WorkerError
 
 
@@ -99,6 +99,7 @@ class Shipment:
         # A callback may have run another model with another world meanwhile.
         lowering.pool.want(lowering.world_size, lowering.devices, lowering.strategy.timeout)
         generation = lowering.pool.ready()
+        self._bring_home()
         if generation == self.generation:
             self._attributes = self.forwarder.changed_attributes()
             self._has_woken |= self.forwarder.has_woken
@@ -127,6 +128,17 @@ class Shipment:
         self.delivered()
         self._sent_news: object = None
         self._attributes = ()
+
+    def _bring_home(self):
+        """Fetch what another model that shares layers has left with the workers.
+
+        In a step they would not answer.
+        """
+        known = self.forwarder is not None and not self.stale
+        variables = (
+            self.forwarder.variables if known else shipping.variables_of(self.lowering.model)
+        )
+        remote.bring_home([v._value for v in variables], self.collect)
 
     def has_woken(self):
         """Whether what was false when the model was probed is so no more; said once."""

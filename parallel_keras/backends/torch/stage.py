@@ -228,6 +228,8 @@ class _Run:
             g.state._value for x in self.stage.layers for g in keras_internals.seed_generators(x)
         ]
         before = [seed.detach().clone() for seed in seeds]
+        # Attention takes masks away from what it is given.
+        masked = [(x, keras_internals.keras_mask(x)) for x in taken.values() if x is not None]
         is_first = True
 
         def compute():
@@ -239,6 +241,8 @@ class _Run:
                     return mine, self.stage.forward(mine)
             after = [seed.detach().clone() for seed in seeds]
             _assign(seeds, before)
+            for tensor, mask in masked:
+                keras_internals.set_keras_mask(tensor, mask)
             try:
                 with self.state.microbatch(share, counts=False):
                     return mine, self.stage.forward(mine)
