@@ -98,6 +98,7 @@ def test_patterns_on_nested_models():
         ({"head_0": -2}, ["-2"]),
         ({"head_0": 1.5}, ["1.5"]),
         ({"(": 0}, ["regular expressions"]),
+        (["head_0"], ["dict", "head_0"]),
     ],
 )
 def test_refused_patterns(patterns, words):
