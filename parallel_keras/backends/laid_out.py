@@ -12,7 +12,7 @@ import inspect
 
 import keras
 
-from parallel_keras import keras_internals, layout, placement
+from parallel_keras import features, keras_internals, layout, placement
 from parallel_keras.backends.lowering import Lowering, stock_function
 
 _STEPS = ("train_step", "test_step", "predict_step")
@@ -110,6 +110,8 @@ class LaidOut(Lowering):
         """Called when `devices` has been read."""
 
     def prepare(self, name):
+        if self.makes_slots_in_place and "train" in features.own_steps(self.model):
+            return  # Keras does not build it either: for which variables is the step's to say
         if name in ("fit", "train_on_batch") and self.model.compiled:
             keras_internals.build_optimizer(self.model)
             self._settle()
