@@ -204,6 +204,15 @@ FEATURES = {
             "its states after parts of the rows"
         ),
     ),
+    "whole_numbers": Feature(
+        "a variable of whole numbers that is set to what depends on the rows",
+        "Count in it what is the same for all rows, or keep a mean over the rows in a variable of "
+        "floating-point numbers.",
+        {
+            **_data("the replicas assigned different numbers, of which there is no mean"),
+            **_pipeline("the micro-batches assigned different numbers, of which there is no mean"),
+        },
+    ),
     "batch_output": Feature(
         "a layer or an operation that mixes the rows of the batch",
         "Compute each row's output from that row alone.",

@@ -1,6 +1,6 @@
 """Which layer of a model without places goes to which device."""
 
-from parallel_keras import balance, costs, placement
+from parallel_keras import balance, costs, placement, stages
 
 # What a layer's time is estimated from: computing, or moving its bytes, whichever
 # takes longer, on a device that computes this many operations while it moves a byte.
@@ -94,11 +94,13 @@ def _numbers(pairs, how, count):
     for operation, cost in pairs:  # one that is called several times has several costs
         weights[id(operation)] = weights.get(id(operation), 0) + cost_of(cost, how)
     if isinstance(how, tuple):
-        if sum(how) != len(weights) or len(how) > count:
+        if len(how) > count:
             raise ValueError(
-                f"`balance` lists the number of layers on each of {count} devices, and the model "
-                f"has {len(weights)} layers and operations. Received: balance={list(how)}"
+                f"`balance` lists the number of layers on each of {count} devices. "
+                f"Received: balance={list(how)}, which is of {len(how)}"
             )
+        names = {id(operation): operation.name for operation, _ in pairs}
+        stages.check_counts(how, list(names.values()), "each device")
         counts = list(how)
     elif not weights:
         return {}  # a model without layers computes on the first device

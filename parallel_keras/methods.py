@@ -1,5 +1,7 @@
 """The methods that a parallel model has over a plain one."""
 
+import numbers
+
 from parallel_keras import backends, capabilities, features, planning, prediction
 from parallel_keras.backends.lowering import SingleLowering
 from parallel_keras.keras_internals import STATE
@@ -35,8 +37,8 @@ def plan(self, batch_size=32, strategy=None, devices=None, input_shape=None):
         `save(path)` for a picture.
 
     Raises:
-        ValueError: If the shape of the inputs is not known, or `devices` is no
-            such string.
+        ValueError: If the shape of the inputs is not known, `batch_size` is no number of
+            rows, or `devices` is no such string.
 
     Example:
 
@@ -47,6 +49,7 @@ def plan(self, batch_size=32, strategy=None, devices=None, input_shape=None):
     (['gpu:0', 'gpu:1'], 20)
     """
     chosen = self.strategy if strategy is None else parse(strategy)
+    _check_rows(batch_size)
     return planning.make(self, chosen, batch_size, devices, input_shape)
 
 
@@ -77,7 +80,7 @@ def timeline(self, batch_size=None, strategy=None, devices=None, input_shape=Non
 
     Raises:
         ValueError: If there was no training step under the strategy yet and no
-            `batch_size` is given.
+            `batch_size` is given, or it is no number of rows.
         UnsupportedError: If there is nothing measured under the strategy, which is so for
             `None` and `"model"`.
 
@@ -97,7 +100,9 @@ def timeline(self, batch_size=None, strategy=None, devices=None, input_shape=Non
     """
     chosen = self.strategy if strategy is None else parse(strategy)
     lowering = vars(self)[STATE].lowering
-    asked = batch_size is not None or devices is not None or chosen != self.strategy
+    _check_rows(batch_size)
+    arguments = batch_size, devices, input_shape
+    asked = any(one is not None for one in arguments) or chosen != self.strategy
     if predicted or asked:
         return _predicted(self, lowering, chosen, batch_size, devices, input_shape)
     if isinstance(lowering, SingleLowering):
@@ -113,6 +118,15 @@ def timeline(self, batch_size=None, strategy=None, devices=None, input_shape=Non
             f"Received: strategy={chosen!r}"
         )
     return Timeline(events, lowering.devices, title=repr(chosen))
+
+
+def _check_rows(batch_size):
+    if batch_size is None or (isinstance(batch_size, numbers.Integral) and int(batch_size) > 0):
+        return
+    raise ValueError(
+        "`batch_size` is the number of rows of a global batch, an integer of one or more. "
+        f"Received: batch_size={batch_size!r}"
+    )
 
 
 def _predicted(model, lowering, strategy, batch_size, devices, input_shape):

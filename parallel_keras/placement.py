@@ -10,6 +10,7 @@ import difflib
 import functools
 import inspect
 import re
+from collections.abc import Mapping
 
 import keras
 
@@ -128,7 +129,8 @@ def place_layers(model, places):
         `model` itself.
 
     Raises:
-        ValueError: If an expression matches no layer, or two match the same one.
+        ValueError: If an expression matches no layer, or two match the same one, or
+            `places` is no dict.
 
     Example:
 
@@ -140,9 +142,14 @@ def place_layers(model, places):
     """
     if not isinstance(model, keras.Model):
         raise ValueError(f"place_layers takes a keras.Model. Received: {model!r}")
+    if not isinstance(places, Mapping):
+        raise ValueError(
+            "place_layers takes a dict from regular expressions of layer paths to places, such as "
+            f"{{'encoder': 0, 'head': 1}}. Received: places={places!r}"
+        )
     names = {id(layer): names for layer, names in _named(model)}
     matched: dict = {}
-    for pattern, target in dict(places).items():
+    for pattern, target in places.items():
         check_target(target)
         try:
             expression = re.compile(pattern)

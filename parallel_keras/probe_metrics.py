@@ -74,6 +74,8 @@ def _described(metric):
 def _plain_state_kept(metrics):
     """Undo what metrics do to attributes that are no variables, such as a list of batches.
 
+    Those that they make inside are taken away.
+
     Yields:
         A function of a metric: whether it has changed one.
     """
@@ -82,15 +84,23 @@ def _plain_state_kept(metrics):
     def has_changed(metric):
         return not _same(_plain_state(metric), before[id(metric)])
 
-    yield has_changed
-    for metric in metrics:
-        for key, (value, content) in before[id(metric)].items():
-            vars(metric)[key] = value
-            if isinstance(value, list):
-                list.__setitem__(value, slice(None), content)
-            elif isinstance(value, dict):
-                dict.clear(value)
-                dict.update(value, zip(*content, strict=True))
+    try:
+        yield has_changed
+    finally:
+        for metric in metrics:
+            _put_back(metric, before[id(metric)])
+
+
+def _put_back(metric, before):
+    for key in _plain_state(metric).keys() - before.keys():
+        keras_internals.untrack(metric, vars(metric).pop(key))
+    for key, (value, content) in before.items():
+        vars(metric)[key] = value
+        if isinstance(value, list):
+            list.__setitem__(value, slice(None), content)
+        elif isinstance(value, dict):
+            dict.clear(value)
+            dict.update(value, zip(*content, strict=True))
 
 
 def _plain_state(metric):

@@ -21,6 +21,7 @@ _BYTES = 1 << 24  # of what is copied, and of the variable that is updated
 _LAYERS = 12
 
 _measured: dict = {}
+_per_layer: dict = {}  # of a device by itself
 
 
 def of(devices, dtype, optimizer):
@@ -42,7 +43,7 @@ def of(devices, dtype, optimizer):
                 products=_products(room, dtype, others),
                 convolutions=_convolutions(room, dtype, others),
                 bytes=_copying(room, others),
-                per_layer=_small_layers(room),
+                per_layer=_small_layers(room, devices[0]),
                 update=_updating(room, optimizer, others),
                 together=together,
             )
@@ -86,8 +87,19 @@ def _copying(room, others):
     return 2 * _BYTES / _seconds(room, room.compiled(lambda: keras.ops.add(x, 1.0)), others)
 
 
-def _small_layers(room):
-    """Seconds of a layer with next to nothing to compute, forward and backward."""
+def _small_layers(room, device):
+    """Seconds of a layer with next to nothing to compute, forward and backward.
+
+    They are the same in company, so they are measured once: a machine that is busy at one of
+    two times would make one device seem faster or slower than the same with others.
+    """
+    key = backends.name(), device
+    if key not in _per_layer:
+        _per_layer[key] = _time_small_layers(room)
+    return _per_layer[key]
+
+
+def _time_small_layers(room):
     # Constant numbers, so that nothing is drawn.
     layers = [
         keras.layers.Dense(8, "relu", kernel_initializer="ones", dtype="float32")

@@ -14,6 +14,8 @@ import keras
 from parallel_keras import keras_internals, references
 
 _OF_OTHERS = {"keras", "tensorflow", "parallel_keras", "numpy", "torch"}
+# Methods of a layer that no step calls. What they make and keep is among its attributes.
+_NOT_IN_A_STEP = {"__init__", "get_config", "from_config"}
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -36,6 +38,7 @@ def of_layer(layer, is_of_keras):
         return [name for name, value in held.items() if keras_internals.is_raw_tf_variable(value)]
     classes = [cls for cls in reversed(type(layer).__mro__) if _may_be_the_users(cls)]
     own = {name: value for cls in classes for name, value in vars(cls).items()}
+    own = {name: value for name, value in own.items() if name not in _NOT_IN_A_STEP}
     references_of = functools.partial(_references, home={_package(cls) for cls in classes})
     return [name for name, value in {**own, **held}.items() if _holds_one(value, references_of)]
 

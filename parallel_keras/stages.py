@@ -32,7 +32,7 @@ class Stage:
     adds: tuple
 
 
-def cut(calls, numbers, inputs, outputs, losses=(), count=None):
+def cut(calls, numbers, inputs, outputs, losses=(), count=None, changed=lambda call: ()):
     """The stages of a model.
 
     Args:
@@ -42,13 +42,15 @@ def cut(calls, numbers, inputs, outputs, losses=(), count=None):
             given, what it returns, what it adds to the loss.
         count: Int, the number of stages, some of which may then have nothing to compute.
             Defaults to as many as `numbers` says, each with some call.
+        changed: Function of a call: the numbers of those values that it takes and changes, so
+            that later calls have to take them from its stage.
 
     Returns:
         A list of `Stage`. The last one takes all outputs of the model, wherever they
         are made: the loss is there.
 
     Raises:
-        ValueError: If a stage has no call, or a call needs what a later stage makes.
+        ValueError: If a stage has no call, or a call needs what a later stage makes or changes.
 
     Example:
 
@@ -69,17 +71,23 @@ def cut(calls, numbers, inputs, outputs, losses=(), count=None):
             f"the number out. Received: stages {sorted(set(numbers))}"
         )
     source = dict.fromkeys(inputs, BATCH)
+    changes: set = set()
     takes: list = [{} for _ in range(count)]
     for call, number in zip(calls, numbers, strict=True):
         for value in call.inputs:
             if source[value] > number:
+                does = "changes before (it takes a mask away)" if value in changes else "makes"
                 raise ValueError(
-                    f"A pipeline goes forward only. Received: a call on stage {number} that needs "
-                    f"what stage {source[value]} makes"
+                    f"A pipeline goes forward only: place it on stage {source[value]} or later. "
+                    f"Received: a call on stage {number} that needs what stage {source[value]} "
+                    f"{does}"
                 )
             if source[value] < number:
                 takes[number][value] = source[value]
         source.update(dict.fromkeys(call.outputs, number))
+        held = {value for value in changed(call) if value in takes[number]}
+        source.update(dict.fromkeys(held, number))
+        changes |= held
     for value in outputs:
         if source[value] < count - 1:
             takes[-1][value] = source[value]
@@ -136,6 +144,25 @@ def by_places(calls, targets, is_shared, name):
     return numbers
 
 
+def check_counts(counts, names, where):
+    """Raise where a `balance` that is a list is not one of this model.
+
+    Args:
+        counts: Tuple of ints: how many layers and operations each stage or device has.
+        names: List of their names, in the order in which they run.
+        where: String, what each count is of.
+
+    Raises:
+        ValueError: If the counts are not as many as there are names.
+    """
+    if sum(counts) != len(names):
+        raise ValueError(
+            f"`balance` lists the number of layers and operations on {where}: these are "
+            f"{sum(counts)} together, and the model has {len(names)}. In the order in which they "
+            f"run: {shortened(names)}. Received: balance={list(counts)}"
+        )
+
+
 def by_counts(counts):
     """The stage of each call, from the number of calls of each stage.
 
@@ -161,20 +188,45 @@ def by_split_points(names, points):
     >>> by_split_points([("a",), ("b",), ("c",)], ("b", "c"))
     [0, 1, 2]
     """
+    order = shortened(dict.fromkeys(known[0] for known in names))
     starts: list = []
     for point in points:
         found = next((i for i, known in enumerate(names) if point in known), None)
         if found is None:
             every = list(dict.fromkeys(name for known in names for name in known))
-            near = difflib.get_close_matches(str(point), every, n=3, cutoff=0.4) or every[:5]
+            near = difflib.get_close_matches(str(point), every, n=3, cutoff=0.4)
+            hint = f"Near are: {', '.join(near)}. " if near else ""
             raise ValueError(
-                "`split_points` names the layers that begin a stage, and this is none of the "
-                f"model's. Near are: {', '.join(near)}. Received: {point!r}"
+                f"`split_points` names the layers that begin a stage, and {point!r} is none of the "
+                f"model's. {hint}In the order in which they run, they are: {order}. "
+                f"Received: split_points={list(points)}"
             )
-        if found <= (starts[-1] if starts else 0):
+        if not found:
             raise ValueError(
-                "`split_points` are in the order in which the layers run, and the first layer "
-                f"begins the first stage anyway. Received: split_points={list(points)}"
+                f"The layer {point!r} is the first that runs and begins the first stage without "
+                "being named: `split_points` has the layers that begin the stages after it. "
+                f"Received: split_points={list(points)}"
+            )
+        if starts and found <= starts[-1]:
+            raise ValueError(
+                "`split_points` are in the order in which the layers run, each once. "
+                f"That is: {order}. Received: split_points={list(points)}"
             )
         starts.append(found)
     return [sum(index >= start for start in starts) for index in range(len(names))]
+
+
+_MOST_NAMES = 20
+
+
+def shortened(names):
+    """Names for a message, without those in the middle where there are many.
+
+    >>> shortened(["a", "b"])
+    'a, b'
+    """
+    names = list(names)
+    if len(names) > _MOST_NAMES:
+        half = _MOST_NAMES // 2
+        names = [*names[:half], f"... ({len(names) - 2 * half} more)", *names[-half:]]
+    return ", ".join(names)

@@ -4,10 +4,12 @@ import numpy as np
 
 from parallel_keras import keras_internals, logs, step_state
 from parallel_keras.probe_rows import mean_of, ways_of
-from parallel_keras.step_numbers import Exact, difference, finite, number_of, short, size
+from parallel_keras.step_numbers import Exact, difference, finite, short, size
 from parallel_keras.step_runs import Differs
 
-METRIC = "metric"
+# How a leaf of the logs comes about, where it is not by one of `logs.RULES`: it is the result
+# of a metric, or a variable itself, which shows what it holds once the step is over.
+METRIC, VARIABLE = "metric", "variable"
 
 
 class Comparison:
@@ -182,15 +184,21 @@ class Comparison:
             if result is not None:
                 rules[path], results[path] = METRIC, result
                 continue
-            rules[path] = logs.rule_of(path, logs.rules_of(self.step))
-            number = number_of(leaf)
+            said = logs.rules_of(self.step)
+            if step_state.is_live(leaf, path, said) and all(
+                run.result[path] is leaf for run in (*self.pieces, again)
+            ):
+                rules[path] = VARIABLE
+                continue
+            rules[path] = logs.rule_of(path, said)
+            number = self.whole.numbers[path]
             if number is None:
                 if any(piece.result[path] != leaf for piece in self.pieces):
                     raise Differs(
                         "step_log", f"{_named(path)} is no number, and depends on the rows"
                     )
                 continue
-            if not self.numbers.near(number, number_of(again.result[path])):
+            if not self.numbers.near(number, again.numbers[path]):
                 raise Differs(
                     "step_log",
                     f"{_named(path)} is computed from what a metric holds, and is not its result()",
@@ -205,9 +213,8 @@ class Comparison:
             rules: The first of what `log_rules` gave.
         """
         self._check_keys(self.pieces)
-        for path, leaf in self.whole.result.items():
-            number = number_of(leaf)
-            if number is not None and rules.get(path, METRIC) != METRIC:
+        for path, number in self.whole.numbers.items():
+            if number is not None and rules.get(path, METRIC) not in (METRIC, VARIABLE):
                 self._check_leaf(path, number, rules[path])
 
     def _check_keys(self, runs):
@@ -217,7 +224,7 @@ class Comparison:
                 raise Differs("step_log", text)
 
     def _check_leaf(self, path, number, rule):
-        values = [number_of(piece.result[path]) for piece in self.pieces]
+        values = [piece.numbers[path] for piece in self.pieces]
         together = None
         if all(value is not None and value.shape == number.shape for value in values):
             together = np.asarray(logs.combine(rule, values, self.shares))
@@ -235,7 +242,8 @@ class Comparison:
         candidates = [
             key
             for key, value in whole.metric_results.items()
-            if _is(whole.result[path], value) and _is(again.result[path], again.metric_results[key])
+            if _is(whole.numbers[path], value)
+            and _is(again.numbers[path], again.metric_results[key])
         ]
         metric = whole.found.metric_of(whole.result[path])
         if metric is None:
@@ -253,9 +261,8 @@ class Comparison:
 
     def outputs(self):
         """The outputs of the parts, put together, are those of the whole."""
-        for path, leaf in self.whole.result.items():
-            number = number_of(leaf)
-            values = [number_of(piece.result.get(path)) for piece in self.pieces]
+        for path, number in self.whole.numbers.items():
+            values = [piece.numbers.get(path) for piece in self.pieces]
             if number is None and not any(value is not None for value in values):
                 continue
             fits = number is not None and all(v is not None and v.ndim for v in values)
@@ -266,8 +273,7 @@ class Comparison:
                 raise Differs("step_output", f"output {_named(path)}")
 
 
-def _is(leaf, value):
-    number = number_of(leaf)
+def _is(number, value):
     return number is not None and Exact.near(number, value, floor=1e-9)
 
 

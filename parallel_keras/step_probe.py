@@ -20,7 +20,7 @@ from parallel_keras.errors import UnsupportedError
 from parallel_keras.probe import MAX_ROWS
 from parallel_keras.probe_rows import SUM, rows_of, take
 from parallel_keras.step_compare import Comparison
-from parallel_keras.step_numbers import Coarse, number_of
+from parallel_keras.step_numbers import Coarse
 from parallel_keras.step_runs import Differs, Runs
 from parallel_keras.tolerances import nudge, tolerance_of
 
@@ -32,7 +32,8 @@ class StepFindings(NamedTuple):
         averaged: Frozenset of the ids of the metrics' variables whose change counts with
             the part's share of the rows. The changes of all others are summed.
         updated: Frozenset of the ids of the variables of the metrics that the step updated.
-        logs: Dict from a leaf's path in the logs to `"metric"` or one of `logs.RULES`.
+        logs: Dict from a leaf's path in the logs to `"metric"`, `"variable"` or one of
+            `logs.RULES`.
         results: Dict from the path of a `"metric"` to the metric and the path in its result.
         steady: Frozenset of the ids of the variables which the step assigned a value that
             is the same whatever the rows, as a target network's.
@@ -160,7 +161,7 @@ class _Probe:
             raise
         except Exception:
             return None
-        numbers = [number_of(leaf) for leaf in run.result.values()]
+        numbers = run.numbers.values()
         if self.kind != "predict" and any(
             number is not None and not np.all(np.isfinite(number)) for number in numbers
         ):

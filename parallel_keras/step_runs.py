@@ -45,6 +45,7 @@ class Run(NamedTuple):
 
     updates: list
     result: dict  # leaves by path: logs, or outputs
+    numbers: dict  # theirs at the end of the step, by path: some are variables, which move on
     found: Any  # which of the leaves are results of metrics
     metrics: dict  # by the id of a variable: what it went up by
     metric_results: dict  # by (metric's number, path): the value in the end
@@ -135,9 +136,11 @@ class Runs:
         of_metrics = {id(v): v for metric in metrics for v in metric.variables}
         now = {key: step_state.as_array(v) for key, v in of_metrics.items()}
         after = step_state.numbers_of(self.model)
+        leaves = logs.leaves_by_path(result)
         return Run(
             updates,
-            logs.leaves_by_path(result),
+            leaves,
+            {path: number_of(leaf) for path, leaf in leaves.items()},
             found,
             {k: difference(v, then.get(k, np.zeros_like(v))) for k, v in now.items()},
             _results(metrics),

@@ -85,6 +85,19 @@ def state_of(model):
     return found if state is None else [*found, state]
 
 
+def is_live(leaf, path, rules):
+    """Whether a leaf of the logs is a variable itself, and shows what becomes of it.
+
+    Args:
+        leaf: What a step returned.
+        path: Its path in the logs.
+        rules: What `logs.reduce_logs` said: a value that comes by a rule is one of the step.
+    """
+    if any(key in rules for key in path):
+        return False
+    return isinstance(leaf, keras.Variable) or backends.room("step_scope").is_variable(leaf)
+
+
 # ---- attributes ------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """What all tests share: the package comes first, and `--long` runs the whole grid."""
 
+import gc
 import os
 
 import pytest
@@ -47,6 +48,11 @@ def pytest_collection_modifyitems(config, items):
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept
+
+
+def pytest_sessionstart(session):
+    # What was imported stays: no collection of garbage need walk through it again.
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

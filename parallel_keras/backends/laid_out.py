@@ -12,7 +12,7 @@ import inspect
 
 import keras
 
-from parallel_keras import keras_internals, layout, placement
+from parallel_keras import features, keras_internals, layout, placement
 from parallel_keras.backends.lowering import Lowering, stock_function
 
 _STEPS = ("train_step", "test_step", "predict_step")
@@ -50,6 +50,9 @@ class LaidOut(Lowering):
     def bring(self, structure, number):
         """Tensors of a structure, on a device."""
         raise NotImplementedError
+
+    def brought(self, given, taken):
+        """What was computed with may have changed, where it is another tensor than was given."""
 
     def stay(self, number):
         """What follows without a place of its own computes where this was computed."""
@@ -107,6 +110,8 @@ class LaidOut(Lowering):
         """Called when `devices` has been read."""
 
     def prepare(self, name):
+        if self.makes_slots_in_place and "train" in features.own_steps(self.model):
+            return  # Keras does not build it either: for which variables is the step's to say
         if name in ("fit", "train_on_batch") and self.model.compiled:
             keras_internals.build_optimizer(self.model)
             self._settle()
@@ -181,8 +186,10 @@ class LaidOut(Lowering):
             if id(unit) in self.free:
                 return stock(*args, **kwargs)
             with self.computing(number):
-                args, kwargs = self.bring((args, kwargs), number)
+                given = args, kwargs
+                args, kwargs = self.bring(given, number)
                 outputs = stock(*args, **kwargs)
+                self.brought(given, (args, kwargs))
             if placement.running.get() is not None:
                 self.stay(number)
             return outputs

@@ -43,7 +43,13 @@ class Staged:
         self.numbers = choose(self.graph.calls) if callable(choose) else choose
         graph, count = self.graph, None if training else len(first.stages)
         parts = stages.cut(
-            graph.calls, self.numbers, graph.inputs, graph.outputs, graph.losses, count
+            graph.calls,
+            self.numbers,
+            graph.inputs,
+            graph.outputs,
+            graph.losses,
+            count,
+            changed=lambda call: call.unmasks,
         )
         self.owners: dict = {} if first is None else first.owners
         self.stages = [ComputedStage(model, part, self.owners, self) for part in parts]
@@ -229,12 +235,8 @@ def _counts(model, strategy, count, calls):
     if isinstance(strategy.balance, tuple):
         # What only enters a nested model goes with what comes next.
         listed = iter(stages.by_counts(strategy.balance))
-        total = sum(not call.enters for call in calls)
-        if sum(strategy.balance) != total:
-            raise ValueError(
-                f"`balance` lists the number of layers on each stage, and the model has {total} "
-                f"layers and operations. Received: balance={list(strategy.balance)}"
-            )
+        names = [call.operation.name for call in calls if not call.enters]
+        stages.check_counts(strategy.balance, names, "each stage")
         counts, waiting, number = [0] * len(strategy.balance), 0, 0
         for call in calls:
             waiting += 1

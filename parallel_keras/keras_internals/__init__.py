@@ -219,6 +219,9 @@ from parallel_keras.keras_internals.own_steps import (
 from parallel_keras.keras_internals.own_steps import (
     synchronizing as synchronizing,
 )
+from parallel_keras.keras_internals.own_steps import (
+    untrack as untrack,
+)
 from parallel_keras.keras_internals.randomness import (
     ensure_global_seed as ensure_global_seed,
 )

@@ -32,6 +32,8 @@ class Call:
         passes_training: Bool. Whether a `training` argument of its own gives way to
             that of the step, as in Keras's functional models.
         enters: Bool. Whether it only hands a nested model its inputs.
+        unmasks: Tuple of the numbers of the values from which it may take the Keras mask away:
+            of `inputs`, and of those outside of a nested model that are the same tensors.
     """
 
     operation: Any
@@ -41,6 +43,7 @@ class Call:
     inside: tuple = ()
     passes_training: bool = True
     enters: bool = False
+    unmasks: tuple = ()
 
     def __call__(self, values, training):
         """Compute it.
@@ -116,6 +119,7 @@ def graph_of_model(model, inputs, training):
     if graph is not None:
         numbers = walk.values(graph.inputs)
         walk.graph(graph, dict(zip(map(id, graph.inputs), numbers, strict=True)), (model,))
+        walk.note_masks()
         outputs = tuple(walk.numbers[id(x)] for x in graph.outputs)
         is_masked = any(keras_mask(x) is not None for x in graph.outputs)
         pack = _packer(graph)
@@ -128,6 +132,7 @@ def graph_of_model(model, inputs, training):
     numbers = walk.values(function.inputs)
     walk.traced = True
     walk.graph(function, dict(zip(map(id, function.inputs), numbers, strict=True)), (model,))
+    walk.note_masks()
     given = tuple(walk.numbers[id(x)] for x in flat)
     count = len(keras.tree.flatten(results))
     return Graph(
@@ -149,6 +154,9 @@ class _Walk:
         self.numbers: dict = {}  # by the id of a symbolic tensor of the graph that is walked
         self.traced = False
         self._next = 0
+        self._attentions: list = []  # calls that may take masks away
+        self._outside: dict = {}  # from a nested model's input to the same tensor around it
+        self._is_masked = False
 
     def values(self, tensors):
         """Numbers for new values."""
@@ -166,21 +174,50 @@ class _Walk:
             if inner is None:
                 given = self.values(node.outputs)
                 call = Call(node.operation, node.arguments, taken, given, inside, passes_training)
+                if _unmasks(node.operation):
+                    self._attentions.append(call)
                 self.calls.append(call)
             else:
                 given = self._open(node, inner, taken, inside)
             numbers.update(zip(map(id, node.outputs), given, strict=True))
+            self._is_masked |= any(keras_mask(x) is not None for x in node.outputs)
         if before:
             self.numbers = before
+
+    def note_masks(self):
+        """Tell the calls that may take masks away, once all are known, whose these are.
+
+        Where a nested model's layers hand on the mask of what it is given, its own symbolic
+        tensors have none. So, where there is any mask in the model, each may have one.
+        """
+        for call in self._attentions if self._is_masked else ():
+            found = list(call.inputs)
+            for number in found:  # grows while it is read
+                if number in self._outside:
+                    found.append(self._outside[number])
+            call.unmasks = tuple(dict.fromkeys(found))
 
     def _open(self, node, inner, taken, inside):
         """The calls of a nested model; returns the numbers of its outputs."""
         entered = self.values(inner.inputs)
         inside = (*inside, node.operation)
         self.calls.append(Call(inner, node.arguments, taken, entered, inside, enters=True))
+        if len(entered) == len(taken):
+            self._outside.update(zip(entered, taken, strict=True))
         numbers = dict(zip(map(id, inner.inputs), entered, strict=True))
         self.graph(inner, numbers, inside)
         return tuple(numbers[id(x)] for x in inner.outputs)
+
+
+def _unmasks(operation):
+    """Whether an operation may take the masks of its inputs away from the tensors themselves.
+
+    layers/attention/multi_head_attention.py, 3.15.1: `call` sets them to `None`, and whatever is
+    given the same tensor afterwards sees none.
+    """
+    return isinstance(operation, keras.Layer) and any(
+        isinstance(layer, keras.layers.MultiHeadAttention) for layer in flatten_layers(operation)
+    )
 
 
 def _enter(graph, inputs, mask=None, **_):

@@ -111,11 +111,11 @@ def users_of(variables):
     ids = {id(v) for v in variables}
     # By their types: asking some objects for their class has effects.
     everything = gc.get_objects()
-    types = set(map(type, everything))
-    of_models = {t for t in types if issubclass(t, keras.Model)}
-    of_optimizers = {t for t in types if issubclass(t, keras.optimizers.Optimizer)}
-    models = [o for o in everything if type(o) in of_models]
-    optimizers = [o for o in everything if type(o) in of_optimizers]
+    users = (keras.Model, keras.optimizers.Optimizer)
+    types = {t for t in set(map(type, everything)) if issubclass(t, users)}
+    found = [o for o in everything if type(o) in types]
+    models = [o for o in found if isinstance(o, keras.Model)]
+    optimizers = [o for o in found if isinstance(o, keras.optimizers.Optimizer)]
     return (
         [m for m in models if _is_made(m) and any(id(v) in ids for v in every_variable(m))],
         [

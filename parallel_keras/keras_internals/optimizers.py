@@ -32,8 +32,20 @@ def optimizer_trainables(optimizer):
 
 
 def check_variables_are_known(optimizer, variables):
-    """Raise where an optimizer was not built for some variables. base_optimizer.py, 3.15.1."""
+    """Raise where an optimizer was not built for some variables, as its `apply` does.
+
+    base_optimizer.py, loss_scale_optimizer.py, multi_optimizer.py, 3.15.1.
+    """
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        check_variables_are_known(optimizer.inner_optimizer, variables)
+        return
     optimizer._check_variables_are_known(variables)
+    known = optimizer._trainable_variables_indices
+    if inner_optimizers(optimizer) and len(variables) != len(known):
+        raise ValueError(
+            "Gradients must match trainable variables one-to-one. "
+            f"Received {len(variables)} gradients and {len(known)} variables."
+        )
 
 
 def optimizer_key(optimizer, variable):

@@ -130,6 +130,11 @@ def every_metric(model):
     return list({id(metric): metric for metric in found if metric is not None}.values())
 
 
+def untrack(metric, value):
+    """Have a metric forget what was an attribute of it. metrics/metric.py, 3.15.1."""
+    metric._tracker.untrack(value)
+
+
 @contextlib.contextmanager
 def results_of_metrics(model):
     """Tell which values are what a metric's `result()` has returned.

@@ -39,8 +39,7 @@ def _refuse_variables_of_another(values):
             raise UnsupportedError(
                 "A model without a strategy cannot train a variable that it shares with a model "
                 "under strategy='data'. Give both the same one, as with "
-                "`pk.parallelize(model, 'data')`, or call `set_strategy(None)` of the other "
-                f"before. Received: variable {value.name}"
+                f"`pk.parallelize(model, 'data')`. Received: variable {value.name}"
             )
 
 

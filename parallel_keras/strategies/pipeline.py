@@ -101,14 +101,14 @@ class PipelineParallel(Strategy):
         elif self._devices is not None:
             said["devices"] = self._devices
         if self.split_points is not None:
-            said["split_points"] = len(self.split_points) + 1
+            said["split_points (the first stage begins without one)"] = len(self.split_points) + 1
         if isinstance(self.balance, tuple):
             said["balance"] = len(self.balance)
         said = {name: count for name, count in said.items() if count is not None}
         if len(set(said.values())) > 1:
             raise ValueError(
                 "Each stage has one device, and these say different numbers of stages: "
-                f"{', '.join(f'{name} {count}' for name, count in said.items())}. "
+                f"{', '.join(f'{name} says {count}' for name, count in said.items())}. "
                 f"Received: {self!r}"
             )
         object.__setattr__(self, "_count", next(iter(said.values()), None))

@@ -205,6 +205,45 @@ def branches():
     return keras.Model(x, head(layers.Multiply()([left, right]) + left))
 
 
+class Block(layers.Layer):
+    """A layer with an attention inside."""
+
+    def __init__(self, name):
+        super().__init__(name=name)
+        self.attention = layers.MultiHeadAttention(2, 4, name=f"{name}_attention")
+        self.supports_masking = True
+
+    def call(self, x, words):
+        return x + self.attention(x, words)
+
+
+def attended():
+    """Attentions that look at the same words, whose mask the first one takes away in Keras."""
+    x = keras.Input((5,), dtype="int64")
+    words = layers.Embedding(11, 8, mask_zero=True, name="words")(x)
+    y = layers.Embedding(11, 8, name="queries")(x)
+    for number in range(3):
+        y = Block(f"block_{number}")(y, words)
+    y = layers.Add(name="join")([y, words])
+    y = layers.GlobalAveragePooling1D(name="mean")(y)
+    return keras.Model(x, head(y))
+
+
+def attended_nested():
+    """The same, where a model inside a model does it to what is used around it too."""
+    queries, words = keras.Input((None, 8)), keras.Input((None, 8))
+    y = queries
+    for number in range(2):
+        y = Block(f"block_{number}")(y, words)
+    inner = keras.Model([queries, words], y, name="inner")
+    x = keras.Input((5,), dtype="int64")
+    words = layers.Embedding(11, 8, mask_zero=True, name="words")(x)
+    y = inner([layers.Embedding(11, 8, name="queries")(x), words])
+    y = layers.GlobalAveragePooling1D(name="mean")(layers.Add(name="join")([words, y]))
+    y = y + layers.GlobalAveragePooling1D(name="mean_of_words")(words)
+    return keras.Model(x, head(y))
+
+
 class AddIfThere(layers.Layer):
     """Takes a second value that may be nothing."""
 

@@ -565,6 +565,35 @@ class Infinite(Classifier):
         return {**found, "all": ops.copy(self.best), "one": value}
 
 
+class Live(Classifier):
+    """Logs that are variables themselves: they show what becomes of them in the step."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = self.add_weight(name="mean", initializer="zeros", trainable=False)
+        self.steps = self.add_weight(
+            name="steps", dtype="int32", initializer="zeros", trainable=False
+        )
+
+    def train_step(self, data):
+        early = {"steps": self.steps, "value": self.mean.value}
+        found = super().train_step(data)
+        tracker = self.metrics[0]
+        held = {"mean": self.mean, "total": tracker.total, "count": tracker.count}
+        iterations = self.optimizer.iterations
+        self.mean.assign(0.5 * self.mean + ops.mean(data[0]))
+        self.steps.assign_add(3)
+        return {**found, **early, **held, "iterations": iterations}
+
+
+class HeldByMetric(Classifier):
+    """A log that is computed from what a metric holds."""
+
+    def train_step(self, data):
+        found = super().train_step(data)
+        return {**found, "more": self.metrics[0].total + 1.0}
+
+
 class LargestState(Classifier):
     def __init__(self):
         super().__init__()

@@ -6,16 +6,12 @@ from harness import check, model_grid
 
 ROOMS = (optimizers, own_optimizers, batches, losses, kinds, metrics, precision)
 QUICK = {
-    "optimizer_adam",
     "global_clipnorm",
     "ema_overwrite",
     "rows69_batch16",
-    "validation_split",
     "loss_weights_dict",
-    "regularizers",
     "subclassed",
     "sequential_unbuilt",
-    "transformer_adam",
     "unreached_output",
 }
 CASES = [case for room in ROOMS for case in model_grid(room, QUICK)]

@@ -80,7 +80,10 @@ def validated(strategy):
 
 @pytest.mark.parametrize(
     ("function", "strategy"),
-    scenarios([on_batch, slots_of_all_optimizers, rate_of_an_attribute, validated], quick=(3,)),
+    [
+        *scenarios([on_batch, slots_of_all_optimizers]),
+        *scenarios([rate_of_an_attribute, validated], quick=(3,) if BACKEND == "torch" else ()),
+    ],
 )
 def test_scenarios(function, strategy):
     if not strategy.startswith("data"):
@@ -88,7 +91,10 @@ def test_scenarios(function, strategy):
     check_scenario(function, strategy)
 
 
-@pytest.mark.parametrize("model", [step_models.GAN, step_models.Classifier])
+@pytest.mark.parametrize(
+    "model",
+    [step_models.GAN, pytest.param(step_models.Classifier, marks=LONG_WHERE_TRACED)],
+)
 def test_a_tour_of_strategies(model):
     arguments = own_steps.gan() if model is step_models.GAN else compiled(own_steps.adam)
     data = step_models.latent(33) if model is step_models.GAN else rows.classes(33)
@@ -215,6 +221,24 @@ def test_infinity_stays_what_it_is(far):
     compare("infinity", "data=2", *records)
 
 
+@pytest.mark.parametrize("strategy", ["data=2", pytest.param("data=3", marks=LONG_WHERE_TRACED)])
+def test_variables_in_logs_show_what_the_step_has_made_of_them(strategy):
+    """The model's own, the optimizer's, and what a metric holds: read after each batch."""
+    records = []
+    for chosen in (None, strategy):
+        seen = []
+
+        def read(batch, logs, seen=seen):
+            seen.append({key: float(ops.convert_to_numpy(leaf)) for key, leaf in logs.items()})
+
+        model = make(step_models.Live, compiled(own_steps.adam)(), chosen)
+        callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=read)]
+        history = fit(model, **rows.classes(), **OPTIONS, epochs=2, callbacks=callbacks)
+        assert [batch["steps"] for batch in seen] == [3 * n for n in range(1, 9)]
+        records.append({"history": history, "batches": seen, **state(model)})
+    compare("variables_in_logs", strategy, *records)
+
+
 # ---- spread -------------------------------------------------------------------------
 
 
@@ -324,6 +348,7 @@ REFUSED = {
     "in_batch_contrast": (step_models.InBatch, ["train_step", "gradient of"]),
     "centred_batch": (step_models.Centred, ["train_step", "gradient of"]),
     "twice_a_result": (step_models.TwiceTheResult, ["twice", "result()"]),
+    "held_by_a_metric": (step_models.HeldByMetric, ["more is computed from what a metric holds"]),
     "largest_in_logs": (step_models.LargestLog, ["largest", "reduce_logs"]),
     "largest_in_a_metric": (step_models.LargestMetric, ["metric largest"]),
     "smallest_in_a_metric": (step_models.SmallestMetric, ["metric smallest"]),
@@ -332,7 +357,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+QUICK = {"sum_of_losses", "in_batch_contrast", "largest_in_a_variable", "fixed_rows"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else LONG_WHERE_TRACED) for name in REFUSED],
+)
 def test_refused_by_name(name):
     build, words = REFUSED[name]
     # Without metrics: plain Keras on TensorFlow fails where a step updates none of them.

@@ -16,16 +16,15 @@ QUICK = {
     "ema_overwrite",
     "rows69_batch16",
     "sequential_unbuilt",
-    "said_to_be_built",
-    "loss_confident",
     "loss_confident_sum",
     "loss_confident_raw_softmax",
-    "loss_confident_raw_other",
-    "own_count",
 }
 if BACKEND == "torch":  # where nothing is traced
     QUICK |= {
         "optimizer_adam",
+        "said_to_be_built",
+        "loss_confident",
+        "loss_confident_raw_other",
         "accumulation_ema",
         "validation_split",
         "loss_weights_dict",

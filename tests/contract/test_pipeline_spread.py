@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import re
+import weakref
 
 import keras
 import numpy as np
@@ -99,6 +100,59 @@ def test_torch_weights_stay_with_their_stage_until_someone_looks():
     fit(model, **rows.classes(), **OPTIONS, callbacks=[Look()])
     assert away[0] == [False] * 6 + [True] * 8
     assert np.abs(keras.ops.convert_to_numpy(last) - before).max() > 1e-3
+
+
+class Kept(layers.Layer):
+    """Counts the passes whose activations are kept for a backward pass, where it computes."""
+
+    tokens: weakref.WeakSet = weakref.WeakSet()
+    counts: list = []
+
+    def call(self, x):
+        import torch
+
+        class Pass(torch.autograd.Function):
+            """Holds a token, as long as torch holds what the pass has computed."""
+
+            @staticmethod
+            def forward(context, x):
+                context.token = Token()
+                Kept.tokens.add(context.token)
+                Kept.counts.append(len(Kept.tokens))
+                return x.view_as(x)
+
+            @staticmethod
+            def backward(context, gradient):
+                return gradient
+
+        return x if x.device.type == "meta" else Pass.apply(x)
+
+
+class Token:
+    """Something that can be counted."""
+
+
+@pytest.mark.backend("torch")
+@pytest.mark.parametrize("schedule, expected", [("1f1b", 3), ("gpipe", 8)])
+def test_torch_so_many_activations_are_kept(schedule, expected):
+    """On the first stage, which is the caller, of three: counted where torch keeps them."""
+
+    def build():
+        x = keras.Input((6,))
+        y = Kept()(stage_models.dense("first")(x))
+        return keras.Model(x, stage_models.head(stage_models.dense("second")(y)))
+
+    strategy = pk.PipelineParallel(
+        split_points=["second", "head"], microbatches=8, schedule=schedule
+    )
+    model = make(build, compiled(adam)(), strategy)
+    before = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: Kept.counts.clear()
+    )
+    fit(model, **rows.classes(32), **OPTIONS, callbacks=[before])
+    assert max(Kept.counts) == expected
+    gc.collect()
+    assert not Kept.tokens
 
 
 def named():

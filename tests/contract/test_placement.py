@@ -98,6 +98,7 @@ def test_patterns_on_nested_models():
         ({"head_0": -2}, ["-2"]),
         ({"head_0": 1.5}, ["1.5"]),
         ({"(": 0}, ["regular expressions"]),
+        (["head_0"], ["dict", "head_0"]),
     ],
 )
 def test_refused_patterns(patterns, words):
@@ -254,8 +255,9 @@ def test_a_models_own_train_step_works_as_it_is():
         model = pk.parallelize(TwoOptimizers())
         model.compile("adam", "sparse_categorical_crossentropy", strategy=strategy)
         history = model.fit(**rows.classes(), batch_size=16, shuffle=False, epochs=2, verbose=0)
-        results.append(history.history["own"])
-    np.testing.assert_allclose(results[0], results[1], atol=1e-6)
+        results.append((history.history["own"], [v.shape for v in model.optimizer.variables]))
+    np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-6)
+    assert results[0][1] == results[1][1]
 
 
 def test_without_places_the_layers_are_split_by_cost():

@@ -161,17 +161,32 @@ class OfKeras(layers.Layer):
         return tf.cond(tf.shape(x)[1] > 0, lambda: x * self.scale, lambda: x)
 
 
+class NamesOneWhereItIsMade(layers.Layer):
+    """Takes the value that a variable has now, and no variable."""
+
+    def __init__(self):
+        super().__init__()
+        self.start = 1.0 + float(_global)
+
+    def get_config(self):
+        return {"now": float(_global)}
+
+    def call(self, x):
+        return x * self.start
+
+
 def steps_of_the_script():
     """What no layer calls."""
     return _global.assign_add(1.0)
 
 
+@pytest.mark.parametrize("kind", [OfKeras, NamesOneWhereItIsMade], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("strategy", ["data=2", "pipeline=2"])
-def test_those_of_the_script_and_of_keras_are_not(strategy):
+def test_those_of_the_script_and_of_keras_are_not(kind, strategy):
     before = float(_global)
     records = []
     for chosen in (None, strategy):
-        model = _make(OfKeras, chosen)
+        model = _make(kind, chosen)
         records.append({"history": fit(model, **rows.classes(), **OPTIONS), **state(model)})
     compare("no_raw_variable", strategy, *records)
     assert float(steps_of_the_script()) == before + 1

@@ -18,6 +18,9 @@ OPTIONS = {"batch_size": 16, "verbose": 0, "shuffle": False}
 
 TOUR = (None, "data=2", "data=3", None, pk.DataParallel(2))
 LONG_TOUR = ("pipeline=2", "data=2", pk.PipelineParallel(2, microbatches=3), "model=2", None)
+# To a pipeline from each of the others and back, and from one with other micro-batches.
+GPIPE = pk.PipelineParallel(2, microbatches=1, schedule="gpipe")
+PIPELINES_TOUR = (None, "pipeline=2", GPIPE, None, "model=2", "pipeline=2", "data=3", GPIPE)
 
 KINDS = {
     "adam": (models.mlp, compiled(adam)),
@@ -42,7 +45,9 @@ KINDS = {
 @pytest.mark.parametrize(
     "kind", ["adam", *(pytest.param(k, marks=LONG_WHERE_TRACED) for k in KINDS if k != "adam")]
 )
-@pytest.mark.parametrize("tour", [TOUR, pytest.param(LONG_TOUR, marks=LONG_WHERE_TRACED)])
+@pytest.mark.parametrize(
+    "tour", [TOUR, *(pytest.param(t, marks=LONG_WHERE_TRACED) for t in (LONG_TOUR, PIPELINES_TOUR))]
+)
 def test_a_tour_of_strategies_equals_the_unbroken_run(kind, tour):
     build, arguments = KINDS[kind]
     data = rows.classes()
@@ -360,11 +365,11 @@ def test_a_model_without_a_strategy_does_not_train_what_another_one_has():
     parallel, plain = _two_that_share("data=2", None)
     fit(parallel, **rows.classes(), **OPTIONS)
     before = plain.get_weights()
-    with pytest.raises(pk.UnsupportedError, match="(?s)shares with.*set_strategy.*Received"):
+    with pytest.raises(pk.UnsupportedError, match="(?s)shares with.*parallelize.*Received"):
         fit(plain, **rows.classes(), **OPTIONS)
     for old, new in zip(before, plain.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
-    parallel.set_strategy(None)
+    pk.parallelize(plain, "data=2")
     fit(plain, **rows.classes(), **OPTIONS)
 
 

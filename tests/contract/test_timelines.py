@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import parallel_keras as pk
-from parallel_keras import schedule
+from parallel_keras import rates, schedule
 
 ROWS, MICROBATCHES = 24, 4
 
@@ -195,6 +195,14 @@ def test_devices_that_are_not_there():
     assert timeline.devices == ["gpu:0", "gpu:1", "gpu:2", "gpu:3"]
 
 
+@pytest.mark.parametrize("rows", [0, -4, 2.5, "16"])
+def test_what_is_no_number_of_rows(rows):
+    model = made("pipeline=2")
+    for method in (model.timeline, model.plan):
+        with pytest.raises(ValueError, match="batch_size.*Received"):
+            method(batch_size=rows)
+
+
 def test_a_prediction_leaves_keras_as_it_was():
     model = made("pipeline=2")
     before = keras.layers.Dense(1).name
@@ -203,7 +211,19 @@ def test_a_prediction_leaves_keras_as_it_was():
     assert keras.layers.Dense(1).name == f"dense_{number + 1}"
 
 
-def test_stages_that_are_too_small_are_said_to_be():
+def test_stages_that_are_too_small_are_said_to_be(monkeypatch):
+    """Also where the machine gets busy between the measurements for two devices and for one."""
+    seconds, of = [1e-4], rates.of
+
+    def busier(*arguments):
+        found = of(*arguments)
+        seconds[0] *= 10
+        return found
+
+    for name in ("_measured", "_per_layer"):
+        monkeypatch.setattr(rates, name, {}, raising=False)
+    monkeypatch.setattr(rates, "_seconds", lambda *_: seconds[0])
+    monkeypatch.setattr(rates, "of", busier)
     model = made(pk.PipelineParallel(2, microbatches=8))
     text = str(model.timeline(batch_size=16))
     assert "Warning: one device is predicted to take" in text

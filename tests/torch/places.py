@@ -7,6 +7,7 @@ would between two GPUs; each operation is noted with the device that it ran on.
 """
 
 import collections
+import contextlib
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -47,12 +48,30 @@ class Devices(TorchDispatchMode):
     Attributes:
         ran: Counter of pairs of an operation's name and its device.
         crossed: Counter of pairs of devices between which tensors were copied.
+        generators: Dict from a device to the state of its random numbers, after `seed`.
     """
 
     def __init__(self):
         super().__init__()
         self.ran = collections.Counter()
         self.crossed = collections.Counter()
+        self.generators = {}
+
+    def seed(self, number):
+        """Give each device random numbers of its own, which all start alike, as on GPUs."""
+        state = torch.Generator().manual_seed(number).get_state()
+        self.generators = {torch.device("cpu", index): state for index in (1, 2)}
+
+    @contextlib.contextmanager
+    def drawing(self, name, device):
+        """Inside, torch draws the numbers of a device, if it draws any."""
+        if device not in self.generators or not name.startswith(_DRAWS):
+            yield
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.set_state(self.generators[device])
+            yield
+            self.generators[device] = torch.default_generator.get_state()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         return _run(function, args, kwargs or {}, self)
@@ -63,6 +82,7 @@ class WrongDevice(RuntimeError):
 
 
 _COPIES = ("aten._to_copy", "aten.copy_", "aten._foreach_copy_", "aten.set_", "aten.lift")
+_DRAWS = ("aten.bernoulli", "aten.native_dropout", "aten.rand", "aten.normal", "aten.uniform")
 
 
 def _run(function, args, kwargs, notes):
@@ -83,7 +103,8 @@ def _run(function, args, kwargs, notes):
     if notes is not None:
         notes.ran[name, str(_known(target))] += 1
     plain_args, plain_kwargs = tree_map(_numbers, (args, inner_kwargs))
-    result = function(*plain_args, **plain_kwargs)
+    with notes.drawing(name, _known(target)) if notes is not None else contextlib.nullcontext():
+        result = function(*plain_args, **plain_kwargs)
     back = {id(_numbers(t)): t for t in tensors}
 
     def wrap(leaf):

@@ -15,16 +15,19 @@ if os.environ.get("KERAS_BACKEND") == "torch":
     import sys
 
     sys.path.append(str(pathlib.Path(__file__).parents[1] / "contract"))
+    import cases
     import harness
     import keras
     import models
     import rows
+    import stage_models
     import torch
     from cases import kinds, losses, optimizers, own_optimizers
     from keras import layers
     from places import Devices, WrongDevice
 
     import parallel_keras as pk
+    from parallel_keras.backends.torch import generators
     from parallel_keras.backends.torch import model as placed
 
     ROOMS = (optimizers, own_optimizers, kinds, losses)
@@ -132,6 +135,19 @@ def test_operations_of_a_subclass(devices):
     harness.compare("subclass_operations", "model", *records)
 
 
+def _attended():
+    model = stage_models.attended()
+    return pk.place_layers(model, {"words|queries": 0, r"block_\d|join|mean|head": 1})
+
+
+def test_masks_that_attention_takes_away(devices):
+    """From the words, which the first block has taken to its own device."""
+    case = cases.case("attended", _attended, rows.tokens)
+    with torch.utils._python_dispatch._disable_current_modes():
+        expected = harness.oracle(case)
+    harness.compare(case.name, "model", expected, harness.run(case, "model"))
+
+
 def _with_a_norm():
     x = keras.Input((6,))
     with pk.place(0):
@@ -158,3 +174,39 @@ def test_buffers_are_where_their_layer_is(devices):
         held = [buffer.numpy() for buffer in module.buffers()]
         records.append({"history": history, **harness.state(model), "buffers": held})
     harness.compare("placed_buffers", "model", *records)
+
+
+def _with_random_layers(second):
+    x = keras.Input((6,))
+    with pk.place(0):
+        y = layers.Dropout(0.3)(layers.Dense(8, activation="tanh")(x))
+    with pk.place(second):
+        y = layers.Dropout(0.3)(layers.Dense(8, activation="tanh")(y))
+    with pk.place(0):
+        y = layers.Dense(3, activation="softmax")(layers.Dropout(0.3)(y))
+    return keras.Model(x, y)
+
+
+def test_layers_without_a_seed_draw_what_one_device_draws(devices, monkeypatch):
+    monkeypatch.setattr(generators, "_are_of_a_kind", lambda one, other: one.index and other.index)
+    monkeypatch.setattr(generators, "_state", lambda device: devices.generators[device])
+    monkeypatch.setattr(generators, "_put", _put_into(devices))
+    records = []
+    for second in (0, 1):  # all on one device, and on two
+        arguments = {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
+        model = harness.make(
+            lambda second=second: _with_random_layers(second), arguments, "model=2"
+        )
+        devices.seed(harness.SEED)
+        history = harness.fit(model, **rows.classes(), batch_size=16, epochs=2, verbose=0)
+        records.append({"history": history, **harness.state(model)})
+    harness.compare("random_without_seeds", "model", *records)
+    ran = {device for name, device in devices.ran if name.startswith("aten.bernoulli")}
+    assert ran == {"cpu:1", "cpu:2"}
+
+
+def _put_into(devices):
+    def put(state, device):
+        devices.generators[device] = state
+
+    return put

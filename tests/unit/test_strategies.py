@@ -155,3 +155,8 @@ def test_pipelines():
 def test_what_is_no_pipeline(arguments):
     with pytest.raises(ValueError, match="Received"):
         PipelineParallel(**arguments)
+
+
+def test_each_number_of_stages_is_told_with_what_says_it():
+    with pytest.raises(ValueError, match="stages says 3.*without one. says 2"):
+        PipelineParallel(3, split_points=["a"])

@@ -18,23 +18,42 @@ def blocks(path):
     return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def in_turn(paths, both=(), either=()):
+    """pytest parameters `path, backend`.
+
+    `make test` runs one path on one backend and the next on the other; `make test-all`
+    runs all on both.
+
+    Args:
+        paths: List of paths.
+        both: Names of those that `make test` runs on both.
+        either: Names of those that use both backends themselves.
+    """
+    return [
+        pytest.param(
+            path,
+            backend,
+            id=f"{path.name}-{backend}",
+            marks=[] if path.name in both or number % 2 == turn else pytest.mark.long,
+        )
+        for number, path in enumerate(paths)
+        for turn, backend in enumerate(BACKENDS)
+        if path.name not in either or number % 2 == turn
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "backend"), in_turn([path for path in DOCUMENTS if blocks(path)], both=["README.md"])
+)
 def test_code_blocks_run(path, backend, tmp_path):
-    code = "\n".join(blocks(path))
-    if not code:
-        return
     script = tmp_path / "blocks.py"
-    script.write_text(code)
+    script.write_text("\n".join(blocks(path)))
     done = run([str(script)], backend, cwd=tmp_path)
     assert done.returncode == 0, f"{path.name}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("path", "backend"), in_turn(EXAMPLES, either=["quickstart.py"]))
 def test_examples_run(path, backend):
-    if path.name == "quickstart.py" and backend != BACKENDS[0]:
-        return  # it runs both backends itself
     done = run([str(path)], backend, timeout=240, cwd=ROOT)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 

@@ -3,12 +3,12 @@
 import pathlib
 
 import pytest
-from programs import BACKENDS, run
+from programs import run
 
 TOOL = pathlib.Path(__file__).parent.parent / "keras_own" / "run.py"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=pytest.mark.long), "torch"])
 def test_a_few_of_them(backend):
     chosen = ["--tests", "callbacks/terminate_on_nan_test.py"]
     done = run([str(TOOL), "data=2", *chosen], backend)

@@ -16,9 +16,9 @@ from parallel_keras.backends.tensorflow.devices import tf_device
 from parallel_keras.backends.tensorflow.own_look import OwnLook
 from parallel_keras.backends.tensorflow.own_step import OwnStep
 from parallel_keras.backends.tensorflow.replica import Replica, with_callers_state
-from parallel_keras.backends.tensorflow.rows import total_rows
+from parallel_keras.backends.tensorflow.rows import Rows, total_rows
 from parallel_keras.backends.tensorflow.runtime import mirrored_strategy
-from parallel_keras.backends.tensorflow.state import assign_combined
+from parallel_keras.backends.tensorflow.state import assign_combined, every_seed
 from parallel_keras.backends.tensorflow.whole_batches import WholeBatches
 from parallel_keras.step_probe import StepFindings
 from parallel_keras.timeline import WAITING, Event
@@ -166,7 +166,7 @@ class _Steps:
             reduced, variables = [], model.trainable_variables
             if variables:
                 reduced = update.apply(mirrored, model.optimizer, gradients, variables)
-            assign_combined(mirrored, replica.assigned, parts)
+            self._assign(replica, parts, total)
             self._note(computing, reduced, variables)
             return model.get_metrics_result(), self.clock.read(), total
 
@@ -191,17 +191,22 @@ class _Steps:
         replica, total = self._replica(data)
         parts = self._run(replica.test, data, total)
         with self.mirrored.scope():
-            assign_combined(self.mirrored, replica.assigned, parts)
+            self._assign(replica, parts, total)
             return self.model.get_metrics_result()
 
     def predict(self, data):
         replica, total = self._replica(data)
         outputs, parts = self._run(replica.predict, data, total)
         with self.mirrored.scope():
-            assign_combined(self.mirrored, replica.assigned, parts)
+            self._assign(replica, parts, total)
         return tree.map_structure(
             lambda leaf: tf.concat(self.mirrored.experimental_local_results(leaf), axis=0), outputs
         )
+
+    def _assign(self, replica, parts, total):
+        """Assign what the forward passes of the replicas did, in cross-replica context."""
+        rows = [Rows(total, replica.replicas, number) for number in range(replica.replicas)]
+        assign_combined(self.mirrored, replica.assigned, parts, rows, every_seed(self.model))
 
     def _replica(self, data):
         lowering = self.lowering

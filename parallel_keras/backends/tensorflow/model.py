@@ -13,7 +13,7 @@ import re
 import tensorflow as tf
 from keras import tree
 
-from parallel_keras import keras_internals
+from parallel_keras import features, keras_internals
 from parallel_keras.backends import laid_out
 from parallel_keras.backends.tensorflow import past_the_end, placing, specs
 from parallel_keras.backends.tensorflow.devices import tf_device
@@ -44,6 +44,8 @@ class Lowering(laid_out.LaidOut):
         """
 
         def maybe_symbolic_build(iterator=None, data_batch=None):
+            if "train" in features.own_steps(model):
+                return  # a step of the model's own may build in its own way
             if iterator is not None:
                 data_batch = _symbols(specs.spec_of(keras_internals.batches_of(iterator)))
             if data_batch is not None and not keras_internals.is_built(model, "predict"):

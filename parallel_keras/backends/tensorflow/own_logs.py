@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from parallel_keras import keras_internals, logs
+from parallel_keras import keras_internals, logs, step_state
 from parallel_keras.backends.tensorflow.differences import deviation
 
 
@@ -33,7 +33,8 @@ class Logs:
             rows: The replica's `Rows`.
 
         Returns:
-            Dict with a tensor for each number that is no metric's result, by its path.
+            Dict with a tensor for each number that is no metric's result and no variable, by
+            its path.
         """
         self._returned, self._results = returned, results
         self._rows.append(rows)
@@ -41,7 +42,8 @@ class Logs:
         logs.check_keys(self.step, found)
         numbers = {}
         for path, leaf in found.items():
-            if path in self.known or results.metric_of(leaf) is not None:
+            of_metric = path in self.known or results.metric_of(leaf) is not None
+            if of_metric or self._is_live(leaf, path):
                 continue
             if leaf is not None and not isinstance(leaf, (str, bytes)):
                 numbers[path] = tf.convert_to_tensor(leaf)
@@ -56,6 +58,8 @@ class Logs:
                 leaves[path] = logs.leaves_by_path(self.metrics[number].result())[inside]
             elif self._results.metric_of(leaf) is not None:
                 leaves[path] = self._results.again(leaf)
+            elif self._is_live(leaf, path):
+                leaves[path] = tf.convert_to_tensor(leaf)
             elif path in numbers:
                 rule = logs.rule_of(path, logs.rules_of(self.step))
                 values = self.mirrored.experimental_local_results(numbers[path])
@@ -63,6 +67,9 @@ class Logs:
             else:
                 leaves[path] = leaf
         return logs.with_leaves(self._returned, leaves)
+
+    def _is_live(self, leaf, path):
+        return step_state.is_live(leaf, path, logs.rules_of(self.step))
 
 
 def _combined(rule, values, rows):

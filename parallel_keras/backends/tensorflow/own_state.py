@@ -3,7 +3,8 @@
 So what a step assigns can be read again within it, between two updates and in branches
 and loops, as on one device. After the replicas have run, the copies come together: of a
 metric's state the changes are added up, of other floating-point state the average by rows
-goes on, of whole numbers those of the first replica.
+goes on, and whole numbers have to agree. Of the seeds of random draws, which differ on
+purpose, those of the first replica go on.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from parallel_keras import keras_internals
 from parallel_keras.backends.tensorflow import variables
+from parallel_keras.backends.tensorflow.agreement import agreeing
 from parallel_keras.backends.tensorflow.differences import deviation, difference
 from parallel_keras.backends.tensorflow.runtime import per_replica
 from parallel_keras.capabilities import check
@@ -37,6 +39,7 @@ class Copies:
         self._averaged: frozenset = frozenset()
         self._starts: dict = {}  # what a metric's variable was, by id and replica
         self._rows: dict = {}  # by replica
+        self._seeds: set = set()  # ids
         self.assigned: dict = {}  # Keras variables by id
 
     # ---- in a replica ----
@@ -72,6 +75,7 @@ class Copies:
 
     def start_streams(self, seeds, number):
         """Have a replica draw from streams of its own; the first draws what one device would."""
+        self._seeds.update(map(id, seeds))
         for seed in seeds if number else ():
             self.assign(seed, keras_internals.moved_seed(seed, number), number)
 
@@ -94,7 +98,7 @@ class Copies:
                 changes = self._each(lambda n, v=variable, f=firsts: self._part(v, f[n], n))
                 added.append((variable, firsts, changes))
             else:
-                first = tf.identity(self._copy(variable, 0))
+                first = self._whole_number(variable)
                 for number in self._numbers[1:]:
                     self._copy(variable, number).assign(first)
         self._add_up(added)
@@ -114,6 +118,13 @@ class Copies:
         rows = self._rows[number]
         change = deviation(self._copy(variable, number), first)
         return _if_some(rows, change * rows.share(change.dtype))
+
+    def _whole_number(self, variable):
+        values = self._each(lambda n: tf.identity(self._copy(variable, n)))
+        if id(variable) in self._seeds:
+            return values[0]
+        rows = [self._rows[number] for number in self._numbers]
+        return agreeing(values, rows, variable, "replica")
 
     def _add_up(self, added):
         """Add the changes on all replicas to a value, for each variable."""

@@ -57,6 +57,8 @@ class Stage:
         draws = step.state.draws()
         with self.computing():
             start, taken = self._begin(self._taken(number))
+            # Attention takes masks away from what it is given.
+            again = {n: _copied(x) for n, x in taken.items()} if step.recompute else {}
             first = _Pass(self, number, taken, records=self.learns and not step.recompute)
             made = first.compute()
             values = first.values
@@ -68,7 +70,7 @@ class Stage:
             made += [values[n] for n in self.computed.part.gives]
             self._finish(schedule.FORWARD, number, start, made or list(values.values()))
             if self.learns:
-                kept = first if not step.recompute else _Pass(self, number, taken, True, draws)
+                kept = first if not step.recompute else _Pass(self, number, again, True, draws)
                 self._passes[number] = kept
 
     def _taken(self, number):
@@ -89,8 +91,10 @@ class Stage:
         step = self.step
         with self.computing():
             one = self._passes.pop(number)
+            gradients = step.gradients[number]
+            # What it has taken itself and gives on gets the gradients of both in one.
             incoming = {
-                key: add_up(g) for key, g in step.gradients[number].items() if key[0] in self._gives
+                key: add_up(gradients.pop(key)) for key in list(gradients) if key[0] in self._gives
             }
             if self.is_last and not step.by_parts:
                 incoming.update(step.gradients_of_outputs(number))

@@ -2,7 +2,7 @@
 
 Each micro-batch starts from the state before the step. Afterwards the moving averages
 of BatchNormalization take the statistics of the whole batch, other floating-point state
-the average weighted with the rows, and whole numbers what the first micro-batch left.
+the average weighted with the rows, and whole numbers have to agree.
 Seeds are no state of this kind: they go on from draw to draw.
 """
 
@@ -11,6 +11,7 @@ import contextlib
 import tensorflow as tf
 
 from parallel_keras import keras_internals
+from parallel_keras.backends.tensorflow.agreement import agreeing
 from parallel_keras.backends.tensorflow.state import refuse_assigned_weights, weighted
 
 
@@ -80,8 +81,10 @@ class StageState:
         for variable, value in self._drawn.values():
             variable.assign(value)
         for variable, parts in self._values.values():
-            is_average = parts[0].dtype.is_floating and len(parts) > 1
-            variable.assign(tf.add_n(parts) if is_average else parts[0])
+            if parts[0].dtype.is_floating:
+                variable.assign(tf.add_n(parts))
+            else:
+                variable.assign(agreeing(parts, self.rows, variable, "micro-batch"))
         for layer, moments in self._moments.values():
             # One that is called twice in a pass moves twice.
             for calls in zip(*moments, strict=True):

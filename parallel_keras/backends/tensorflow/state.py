@@ -2,13 +2,14 @@
 
 Inside a replica nothing is assigned: under a stateless scope the new values are
 kept. After the replicas have run, floating-point state becomes the average weighted
-with the rows, and whole numbers those of the first replica. Each replica draws its
-random numbers from a seed of its own; the stored seed goes on as the first's.
+with the rows, and whole numbers have to agree. Each replica draws its random numbers
+from a seed of its own; the stored seed goes on as the first's.
 """
 
 import tensorflow as tf
 
 from parallel_keras import keras_internals
+from parallel_keras.backends.tensorflow.agreement import agreeing
 from parallel_keras.capabilities import check
 
 
@@ -52,10 +53,21 @@ def weighted(value, rows):
     return tf.where(rows.some, part, tf.zeros_like(part)) if rows.may_be_none else part
 
 
-def assign_combined(strategy, variables, parts):
-    """Assign the combination of the replicas' parts, in cross-replica context."""
+def assign_combined(strategy, variables, parts, rows, seeds):
+    """Assign the combination of the replicas' parts, in cross-replica context.
+
+    Args:
+        strategy: The `MirroredStrategy`.
+        variables: List of Keras variables.
+        parts: List of their values by replica, as of `weighted`.
+        rows: List of the replicas' `Rows`.
+        seeds: List of the variables that random draws start from.
+    """
+    drawn_from = set(map(id, seeds))
     for variable, part in zip(variables, parts, strict=True):
         if variable._value.dtype.is_floating:
             variable.assign(strategy.reduce(tf.distribute.ReduceOp.SUM, part, axis=None))
         else:
-            variable.assign(strategy.experimental_local_results(part)[0])
+            values = strategy.experimental_local_results(part)
+            is_seed = id(variable) in drawn_from
+            variable.assign(values[0] if is_seed else agreeing(values, rows, variable, "replica"))

@@ -66,6 +66,11 @@ def other_state(model):
     return []
 
 
+def is_variable(leaf):
+    """Whether something is a variable of TensorFlow's, under a strategy or not."""
+    return isinstance(leaf, (tf.Variable, tf.distribute.DistributedValues))
+
+
 class Kept:
     """What TensorFlow holds of a model beside its variables, to be put back: nothing."""
 

@@ -16,7 +16,7 @@ from keras import tree
 from parallel_keras import capabilities, features, keras_internals
 from parallel_keras import probe as probing
 from parallel_keras.backends.lowering import Lowering
-from parallel_keras.backends.tensorflow import past_the_end, specs
+from parallel_keras.backends.tensorflow import agreement, past_the_end, specs
 from parallel_keras.backends.tensorflow.entries import NeedsAnySize
 from parallel_keras.backends.tensorflow.rows import total_rows
 
@@ -123,12 +123,13 @@ class WholeBatches(Lowering):
 
     def _traced(self, kind, use):
         """Use the functions of a kind, traced anew where their graph knew too much."""
-        try:
-            return use(self._functions(kind))
-        except NeedsAnySize:
-            self.for_any_size = True
-            self._made[kind] = {}
-            return use(self._functions(kind))
+        with agreement.refused(self.strategy):
+            try:
+                return use(self._functions(kind))
+            except NeedsAnySize:
+                self.for_any_size = True
+                self._made[kind] = {}
+                return use(self._functions(kind))
 
     def _functions(self, kind):
         # A step is traced with what the probe has found: one that was traced
@@ -144,7 +145,8 @@ class WholeBatches(Lowering):
 
         def on_data(data):
             self.prepare_random_draws()
-            return step(_of_any_size(data) if self.for_any_size else data)
+            with agreement.compared():
+                return step(_of_any_size(data) if self.for_any_size else data)
 
         compiled = self._compiled(past_the_end.waiting(on_data))
 

@@ -43,8 +43,3 @@ def rows_of(data, strategy):
         shapes = [tuple(leaf.shape) for leaf in leaves(data) if leaf is not None]
         capabilities.check("row_shape", strategy, "torch", f"shapes {shapes}")
     return total
-
-
-def take(data, rows):
-    """Some rows of each array of a batch."""
-    return tree.map_structure(lambda leaf: None if leaf is None else leaf[rows], data)

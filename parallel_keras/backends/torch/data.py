@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from keras import tree
 
-from parallel_keras import batch, capabilities, features, keras_internals
+from parallel_keras import batch, capabilities, features, keras_internals, probe_rows
 from parallel_keras import probe as probing
 from parallel_keras.backends import lowering
 from parallel_keras.backends.torch import (
@@ -187,8 +187,8 @@ class Lowering(lowering.Lowering):
         """What rank 0 needs of a batch: its rows, and all targets for a loss of the batch."""
         x, *targets = data
         if not self._known.get(kind, _UNKNOWN).of_the_batch:
-            targets = batches.take(targets, rows)
-        return (batches.take(x, rows), *targets)
+            targets = probe_rows.take(targets, rows)
+        return (probe_rows.take(x, rows), *targets)
 
     def _send(self, number, kind, data, layouts, counts):
         structure = shipping.portable(tree.map_structure(lambda leaf: leaf is not None, data))
@@ -222,7 +222,7 @@ class Lowering(lowering.Lowering):
         return self.model.get_metrics_result()
 
     def _run_own(self, kind, number, data, counts):
-        own = shipping.to_device(batches.take(data, slice(0, counts[0])), self.device)
+        own = shipping.to_device(probe_rows.take(data, slice(0, counts[0])), self.device)
         result = self.own_steps.run(kind, number, own, counts)
         self.ship.after_own_step()
         if kind == "predict":

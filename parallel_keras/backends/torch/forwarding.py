@@ -54,7 +54,8 @@ class Forwarder:
                     self._plain.append([number, key, vars(holder), value])
                 else:
                     objects.append([vars(holder), key, value])
-        self._users_own = [  # with what they hold when the workers get the model
+        # Their attributes, and what these are when the workers get the model.
+        self.that_write_their_own = [
             (vars(holder), dict(vars(holder))) for holder in self.holders if _writes_its_own(holder)
         ]
         self._objects += [
@@ -90,24 +91,6 @@ class Forwarder:
             and all(v._value is value for v, value in zip(variables, self._values, strict=True))
             and self._has_same_objects()
         )
-
-    def left_by_steps(self):
-        """What a step has put into an attribute of the program's own, as autograd holds it.
-
-        Attention's scores, for one, that somebody wants to look at. The next step writes them
-        anew.
-
-        Returns:
-            List of triples: the attributes of an object, the name of one, its value.
-        """
-        return [
-            (members, key, value)
-            for members, before in self._users_own
-            for key, value in members.items()
-            if key not in BOOKKEEPING
-            and value is not before.get(key)
-            and any(getattr(leaf, "grad_fn", None) is not None for leaf in tree.flatten(value))
-        ]
 
     def _has_same_objects(self):
         return all(
@@ -182,20 +165,9 @@ def holders(model):
     return list({id(holder): holder for holder in found}.values())
 
 
-def left_by_tracing(model):
-    """What a call for shapes only has put into attributes of the program's own.
-
-    Returns:
-        As `Forwarder.left_by_steps`.
-    """
-    return [
-        (vars(holder), key, value)
-        for holder in holders(model)
-        if _writes_its_own(holder)
-        for key, value in vars(holder).items()
-        if key not in BOOKKEEPING
-        and any(getattr(leaf, "is_meta", False) for leaf in tree.flatten(value))
-    ]
+def that_write_their_own(model):
+    """Those of the `holders` of a model into whose attributes a step may put other objects."""
+    return [holder for holder in holders(model) if _writes_its_own(holder)]
 
 
 def _writes_its_own(holder):

@@ -14,7 +14,7 @@ from keras import tree
 from parallel_keras import devices as device_names
 from parallel_keras import keras_internals
 from parallel_keras.backends import laid_out
-from parallel_keras.backends.torch import buffers
+from parallel_keras.backends.torch import buffers, generators
 from parallel_keras.backends.torch.devices import by_device, torch_device
 from parallel_keras.backends.torch.optimizers import PlacedOptimizer
 
@@ -35,32 +35,36 @@ class Lowering(laid_out.LaidOut):
         if not self.several:
             yield
             return
-        before = keras_internals.set_torch_device(self.places[number])
+        before = _go_to(self.places[number])
         try:
             yield
         finally:
-            keras_internals.set_torch_device(before)
+            _go_to(before)
 
     def bring(self, structure, number):
         if not self.several:
             return structure
         return tree.map_structure(lambda leaf: moved(leaf, self.places[number]), structure)
 
+    def brought(self, given, taken):
+        if self.several:
+            tree.map_structure(_unmask_too, given, taken)
+
     def stay(self, number):
         if self.several:
-            keras_internals.set_torch_device(self.places[number])
+            _go_to(self.places[number])
 
     @contextlib.contextmanager
     def stepping(self):
         if not self.several:
             yield
             return
-        before = keras_internals.set_torch_device(self.places[0])
+        before = _go_to(self.places[0])
         try:
             with _Together():
                 yield
         finally:
-            keras_internals.set_torch_device(before)
+            _go_to(before)
 
     def is_symbolic(self):
         return keras_internals.torch_device() == "meta"
@@ -94,6 +98,14 @@ class Lowering(laid_out.LaidOut):
         if not self.several:
             return {}
         return PlacedOptimizer(optimizer, lambda v: self.places[self.home(v)]).methods()
+
+
+def _go_to(place):
+    """Make a device the current one, `None` for the default; returns what was current."""
+    last = keras_internals.torch_device()
+    before = keras_internals.set_torch_device(place)
+    generators.go_on(last, keras_internals.torch_device())
+    return before
 
 
 class _Together(torch.overrides.TorchFunctionMode):
@@ -174,6 +186,15 @@ def moved(leaf, device):
     if mask is not None:
         keras_internals.set_keras_mask(result, mask.to(device, non_blocking=True))
     return result
+
+
+def _unmask_too(given, taken):
+    """Take a mask away that a layer has taken away from the copy on its device.
+
+    layers/attention/multi_head_attention.py, 3.15.1: what is computed afterwards sees none.
+    """
+    if taken is not given and keras_internals.keras_mask(taken) is None:
+        keras_internals.set_keras_mask(given, None)
 
 
 def place_of(name):

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from parallel_keras import capabilities, keras_internals, logs, probe, step_probe
+from parallel_keras import capabilities, keras_internals, logs, probe, step_probe, step_state
 from parallel_keras.backends.torch import own_logs, shipping
 from parallel_keras.backends.torch.own_step import Numbered
-from parallel_keras.step_compare import METRIC
+from parallel_keras.step_compare import METRIC, VARIABLE
 from parallel_keras.step_probe import StepFindings
 
 
@@ -82,7 +82,8 @@ class OwnSteps:
             if results.metric_of(leaf) is not None:
                 return METRIC
             if probed is None:
-                return logs.rule_of(path, said)
+                is_live = step_state.is_live(leaf, path, said)
+                return VARIABLE if is_live else logs.rule_of(path, said)
             if path not in probed.found.logs:
                 refuse(f"it returned {'/'.join(map(str, path))}, and did not in the first batch")
             return probed.found.logs[path]

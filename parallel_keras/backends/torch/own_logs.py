@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from parallel_keras import capabilities, logs
-from parallel_keras.step_compare import METRIC
+from parallel_keras.step_compare import METRIC, VARIABLE
 from parallel_keras.step_numbers import number_of
 
 
@@ -34,7 +34,7 @@ def combined(result, vectors, shares, rules, metric_value, refuse):
         result: Rank 0's logs.
         vectors: List of the vectors of all ranks.
         shares: List of floats, the ranks' shares of the rows.
-        rules: Function of a path: `"metric"` or one of `logs.RULES`.
+        rules: Function of a path: `"metric"`, `"variable"` or one of `logs.RULES`.
         metric_value: Function of a path and a leaf: the result of the metric behind it.
         refuse: Function of a sentence.
     """
@@ -48,6 +48,8 @@ def combined(result, vectors, shares, rules, metric_value, refuse):
         array, rule = arrays[path], rules(path, leaf)
         parts = [v[start : start + array.size].reshape(array.shape) for v in vectors]
         start += array.size
+        if rule == VARIABLE:
+            continue  # as in plain Keras it is rank 0's own, which everyone may go on to read
         if rule == METRIC:
             found[path] = like(leaf, metric_value(path, leaf))
         else:

@@ -11,11 +11,12 @@ import torch.distributed as dist
 
 from parallel_keras import capabilities, keras_internals
 from parallel_keras.backends.torch import buffers
+from parallel_keras.backends.torch.agreement import Agreement
 from parallel_keras.strategies import DataParallel
 
 # Ranks compute with different numbers of threads, so sums may differ in their last bits.
 _TOLERANCE = 1e-4
-_WHOLE = 2**40
+_DIFFERS = "differs from replica to replica"
 
 
 class StateWatch:
@@ -76,17 +77,12 @@ class StateWatch:
             if not self.variables[number].settle(tensor):
                 self._refuse(number, "has another shape or type after it")
         changed = self._changed_anywhere()
-        averaged: list = []
-        checked: list = []
-        for number in changed:
-            value = self.variables[number]._value
-            average = value.is_floating_point() and number not in steady
-            (averaged if average else checked).append(number)
+        values = {number: self.variables[number]._value for number in changed}
+        fractions = [number for number in changed if values[number].is_floating_point()]
         with torch.no_grad():
-            if checked:
-                self._check(checked)
-            if averaged:
-                self._average(averaged, share)
+            self._average([number for number in fractions if number not in steady], share)
+            self._check([number for number in fractions if number in steady])
+            self._agree([number for number in changed if number not in fractions], share)
 
     def _mark(self):
         self._marks = {n: buffers.mark(self.variables[n]) for n in self._watched}
@@ -100,7 +96,19 @@ class StateWatch:
         self.group.allreduce([flags], dist.ReduceOp.MAX).wait()
         return [n for n, flag in zip(self._watched, flags.tolist(), strict=True) if flag]
 
+    def _agree(self, numbers, share):
+        if not numbers:
+            return
+        values = [self.variables[number]._value.detach() for number in numbers]
+        agreement = Agreement(self.group, self.device, values, share > 0)
+        for number, value, agreed in zip(numbers, values, agreement.each(), strict=True):
+            if agreed is None:
+                self._refuse(number, _DIFFERS, "whole_numbers")
+            value.copy_(agreed)
+
     def _average(self, numbers, share):
+        if not numbers:
+            return
         values = [self.variables[number]._value for number in numbers]
         flat = torch.cat([value.detach().reshape(-1).double().to(self.device) for value in values])
         # Not by multiplication: no rows, no influence, of a NaN either.
@@ -110,33 +118,23 @@ class StateWatch:
             value.copy_(part.view_as(value))
 
     def _check(self, numbers):
+        if not numbers:
+            return
         values = [self.variables[number]._value.detach() for number in numbers]
-        sums = torch.stack([_sum_of(value).to(self.device) for value in values])
+        sums = torch.stack([_finite(value).sum().to(self.device) for value in values])
         sizes = torch.stack([_finite(value).abs().sum().to(self.device) for value in values])
         odd = torch.stack([_odd_entries(value).to(self.device) for value in values])
         head = torch.stack([sums, -sums, odd, -odd, sizes])
         self.group.allreduce([head], dist.ReduceOp.MAX).wait()
-        apart = head[0] + head[1]
+        is_apart = head[0] + head[1] > _TOLERANCE * head[4]
         is_odd = head[2] + head[3] != 0
-        are_apart = ((apart > _TOLERANCE * head[4]) | is_odd).tolist()
-        found = zip(numbers, values, apart.tolist(), are_apart, strict=True)
-        for number, value, difference, wrong in found:
-            if wrong or (not value.is_floating_point() and difference != 0):
-                self._refuse(number, "differs from replica to replica")
+        for number, wrong in zip(numbers, (is_apart | is_odd).tolist(), strict=True):
+            if wrong:
+                self._refuse(number, _DIFFERS)
 
-    def _refuse(self, number, what):
-        capabilities.check(
-            "step_state",
-            DataParallel(self.world_size),
-            "torch",
-            f"variable {self.variables[number].path} {what}",
-        )
-
-
-def _sum_of(value):
-    if value.is_floating_point():
-        return _finite(value).sum()
-    return (value.long().sum() % _WHOLE).double()
+    def _refuse(self, number, what, feature="step_state"):
+        received = f"variable {self.variables[number].path} {what}"
+        capabilities.check(feature, DataParallel(self.world_size), "torch", received)
 
 
 def _finite(value):

@@ -310,7 +310,7 @@ class _Stages(Shipment):
         else:
             self._channel = Channel(pool.group, lowering.device)
         self.rank = StageRank(
-            lowering.model, 0, pool.group, lowering.device, self._channel, strategy.recompute
+            lowering.model, 0, pool.group, lowering.device, self._channel, strategy
         )
 
     def refresh(self):
@@ -323,12 +323,11 @@ class _Stages(Shipment):
         if self._is_checked or not model.optimizer.built:
             return
         optimizer = keras_internals.compiled_optimizer(model)
-        if not keras_internals.inner_optimizers(optimizer):
-            try:
-                keras_internals.check_variables_are_known(optimizer, model.trainable_variables)
-            except ValueError:
-                self.collect()  # the workers are ended
-                raise
+        try:
+            keras_internals.check_variables_are_known(optimizer, model.trainable_variables)
+        except ValueError:
+            self.collect()  # the workers are ended
+            raise
         self._is_checked = True
 
     def _close_links(self):
@@ -361,7 +360,7 @@ class _Stages(Shipment):
         if not self.is_current():
             note = self.restore()
             gone = "The workers that held the model have ended meanwhile."
-            raise WorkerError(gone, None, gone).with_note(note)
+            raise WorkerError(gone, None, gone).for_the_caller(note)
         with self.whole_or_ended():
             variables, self._remote = self._remote, []
             try:

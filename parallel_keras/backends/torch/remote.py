@@ -42,6 +42,18 @@ def make_local(parameters):
         vars(parameter).pop(_FETCH, None)
 
 
+def bring_home(parameters, but):
+    """Bring those parameters up to date that another model has left with its workers.
+
+    Args:
+        parameters: List of tensors.
+        but: The `fetch` of the model that asks: what it has left stays there.
+    """
+    for parameter in parameters:
+        if type(parameter) is RemoteParameter and vars(parameter)[_FETCH] != but:
+            vars(parameter)[_FETCH]()
+
+
 def versions(parameters):
     """How often each of some parameters was written, without bringing it up to date."""
     with torch._C.DisableTorchFunctionSubclass():

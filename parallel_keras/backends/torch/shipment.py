@@ -4,11 +4,15 @@ import contextlib
 import weakref
 from typing import Any
 
-import torch
-from keras import tree
-
 from parallel_keras import features
-from parallel_keras.backends.torch import buffers, configuration, forwarding, shipping
+from parallel_keras.backends.torch import (
+    buffers,
+    configuration,
+    forwarding,
+    left_over,
+    remote,
+    shipping,
+)
 from parallel_keras.errors import WorkerError
 
 
@@ -52,6 +56,7 @@ class Shipment:
 
         Raises:
             WorkerError: In place of an error for which a rank is at fault.
+            UnsupportedError: If that rank has refused something.
         """
         try:
             yield
@@ -62,10 +67,10 @@ class Shipment:
             note = self.restore()
             if explained is None:
                 raise
-            explained = explained.with_note(note)
-            if explained is error:
+            raised = explained.for_the_caller(note)
+            if raised is error:
                 raise
-            raise explained from error
+            raise raised from (error if isinstance(raised, WorkerError) else explained)
 
     def restore(self):
         """The workers have gone: bring the model back to the last numbers that are whole.
@@ -101,6 +106,7 @@ class Shipment:
         # A callback may have run another model with another world meanwhile.
         lowering.pool.want(lowering.world_size, lowering.devices, lowering.strategy.timeout)
         generation = lowering.pool.ready()
+        self._bring_home()
         if generation == self.generation:
             self._attributes = self.forwarder.changed_attributes()
             self._has_woken |= self.forwarder.has_woken
@@ -117,7 +123,7 @@ class Shipment:
         self.stale = False
         if generation == self.generation:
             self.collect()  # what the workers hold alone would be lost
-        with buffers.as_in_training(lowering.model), self._without_graphs():
+        with buffers.as_in_training(lowering.model), left_over.taken_away(self._left()):
             skeleton, tensors = shipping.split(lowering.model)
         if generation == self.generation and same and skeleton == self.skeleton:
             return
@@ -130,19 +136,24 @@ class Shipment:
         self._sent_news: object = None
         self._attributes = ()
 
-    @contextlib.contextmanager
-    def _without_graphs(self):
-        """Inside, what the last step has left in attributes is numbers only."""
-        left = forwarding.left_by_tracing(self.lowering.model)
+    def _left(self):
+        """What steps and calls for shapes have left in attributes, and cannot be sent."""
+        owners = forwarding.that_write_their_own(self.lowering.model)
+        left = left_over.of_tracing([vars(owner) for owner in owners])
         if self.forwarder is not None:
-            left += self.forwarder.left_by_steps()
-        for members, key, value in left:
-            members[key] = tree.map_structure(_numbers_only, value)
-        try:
-            yield
-        finally:
-            for members, key, value in left:
-                members[key] = value
+            left += left_over.of_steps(self.forwarder.that_write_their_own)
+        return left
+
+    def _bring_home(self):
+        """Fetch what another model that shares layers has left with the workers.
+
+        In a step they would not answer.
+        """
+        known = self.forwarder is not None and not self.stale
+        variables = (
+            self.forwarder.variables if known else shipping.variables_of(self.lowering.model)
+        )
+        remote.bring_home([v._value for v in variables], self.collect)
 
     def has_woken(self):
         """Whether what was false when the model was probed is so no more; said once."""
@@ -177,9 +188,3 @@ class Shipment:
         # Once per call of fit and the like, in whose course the workers draw on.
         seed, self.reseed = configuration.seed_for_workers() if self.reseed else None, False
         return numbers, attributes, flags, changed, seed
-
-
-def _numbers_only(leaf):
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    return None if leaf.is_meta else leaf.detach()

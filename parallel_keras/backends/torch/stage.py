@@ -9,11 +9,10 @@ import contextlib
 import time
 from typing import Any
 
-import keras
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from parallel_keras import batch, keras_internals, schedule
+from parallel_keras import batch, keras_internals, probe_rows, schedule
 from parallel_keras.backends.torch.stage_optimizer import StageOptimizer
 from parallel_keras.backends.torch.stage_state import StageState
 from parallel_keras.backends.torch.whole_loss import backward, together, with_gradients
@@ -29,19 +28,19 @@ class StageRank:
         group: The process group of all ranks.
         device: This rank's `torch.device`.
         channel: What carries values to and from the other ranks.
-        recompute: Bool. Whether forward passes are computed again for the backward pass.
+        strategy: A `PipelineParallel`.
 
     Attributes:
         events: List of `(kind, microbatch, start, end)` of the last training step, with
             times in seconds of the machine's monotonic clock.
     """
 
-    def __init__(self, model, rank, group, device, channel, recompute):
+    def __init__(self, model, rank, group, device, channel, strategy):
         self.model = model
         self.rank = rank
         self.group = group
         self.device = device
-        self.recompute = recompute
+        self.strategy = strategy
         self.channel = channel
         self.events: list = []
         self._notes: list = []  # the events of the step that goes on
@@ -173,8 +172,8 @@ class _Run:
         self.rows = batch.row_slices(total, microbatches)
         self.shares = batch.shares(total, microbatches)
         self.summed = summed
-        is_cut = staged.training and (microbatches > 1 or rank.recompute)
-        self.state = StageState(self.stage.layers if is_cut else [])
+        is_cut = staged.training and (microbatches > 1 or rank.strategy.recompute)
+        self.state = StageState(self.stage.layers if is_cut else [], rank.strategy)
         self.is_last = rank.rank == len(staged.stages) - 1
         self.added = 0.0
         self.scale: Any = None
@@ -198,8 +197,7 @@ class _Run:
     def forward(self, microbatch):
         values: dict = {}
         if BATCH in self._sources:
-            rows = self.rows[microbatch]
-            part = keras.tree.map_structure(lambda x: None if x is None else x[rows], self.x)
+            part = probe_rows.take(self.x, self.rows[microbatch])
             of_batch = self.staged.standardize(part)
             values.update((number, of_batch[number]) for number in self._sources[BATCH])
         for source, numbers in self._sources.items():
@@ -222,7 +220,7 @@ class _Run:
 
     def _compute(self, values, share):
         """The stage's forward pass; changes `values` and returns the added losses."""
-        if not (self.rank.recompute and torch.is_grad_enabled()):
+        if not (self.rank.strategy.recompute and torch.is_grad_enabled()):
             with self.state.microbatch(share):
                 return self.stage.forward(values)
         taken = dict(values)
@@ -230,6 +228,8 @@ class _Run:
             g.state._value for x in self.stage.layers for g in keras_internals.seed_generators(x)
         ]
         before = [seed.detach().clone() for seed in seeds]
+        # Attention takes masks away from what it is given.
+        masked = [(x, keras_internals.keras_mask(x)) for x in taken.values() if x is not None]
         is_first = True
 
         def compute():
@@ -241,6 +241,8 @@ class _Run:
                     return mine, self.stage.forward(mine)
             after = [seed.detach().clone() for seed in seeds]
             _assign(seeds, before)
+            for tensor, mask in masked:
+                keras_internals.set_keras_mask(tensor, mask)
             try:
                 with self.state.microbatch(share, counts=False):
                     return mine, self.stage.forward(mine)
@@ -292,7 +294,7 @@ class _Run:
 
     def _loss_of_part(self, microbatch, outputs):
         rows = self.rows[microbatch]
-        y, weight = (_rows(thing, rows) for thing in (self.y, self.sample_weight))
+        y, weight = (probe_rows.take(thing, rows) for thing in (self.y, self.sample_weight))
         return self._loss(y, self.staged.graph.pack(outputs), weight)
 
     def _parts_of_whole(self, microbatch):
@@ -361,10 +363,6 @@ def _assign(tensors, values):
     with torch.no_grad():
         for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(value)
-
-
-def _rows(structure, rows):
-    return keras.tree.map_structure(lambda x: None if x is None else x[rows], structure)
 
 
 def _gradient(tensor):

@@ -39,7 +39,7 @@ class ServedStage:
         else:
             channel = Channel(context.group, context.device)
         self.rank = StageRank(
-            model, context.rank, context.group, context.device, channel, self.strategy.recompute
+            model, context.rank, context.group, context.device, channel, self.strategy
         )
         known = [self.add_cut(*one) for one in described]
         self.homes = Homes(model, known, shipping.variables_of(model))

@@ -2,7 +2,7 @@
 
 Each micro-batch starts from the state before the step. Afterwards the moving averages
 of BatchNormalization take the statistics of the whole batch, other floating-point state
-the average weighted with the rows, and whole numbers what the first micro-batch left.
+the average weighted with the rows, and whole numbers have to agree.
 Seeds are no state of this kind: they go on from draw to draw.
 """
 
@@ -10,7 +10,7 @@ import contextlib
 
 import torch
 
-from parallel_keras import keras_internals
+from parallel_keras import capabilities, keras_internals
 
 
 class StageState:
@@ -18,15 +18,18 @@ class StageState:
 
     Args:
         layers: List of Keras layers whose forward pass runs several times in a step.
+        strategy: A `PipelineParallel`, for messages.
     """
 
-    def __init__(self, layers):
+    def __init__(self, layers, strategy):
+        self.strategy = strategy
         self.norms = [x for x in layers if keras_internals.is_batch_norm(x) and x.trainable]
         averaged = {id(v) for layer in self.norms for v in keras_internals.own_state(layer)}
         found = [v for layer in layers for v in keras_internals.own_state(layer)]
         self.others = [v for v in found if id(v) not in averaged]
-        self._kept = [_Kept(v._value) for v in found]
-        self._changes: dict = {}  # by id of a variable of `others`
+        self._kept = {id(v): _Kept(v._value) for v in found}
+        self._changes: dict = {}  # by id of a variable of `others` of floating-point numbers
+        self._wholes: dict = {}  # by id: one of whole numbers, and what is in it afterwards
         self._moments: dict = {id(layer): [] for layer in self.norms}
 
     @contextlib.contextmanager
@@ -50,20 +53,26 @@ class StageState:
                     self._note(variable, share)
         finally:
             # torch ends a second pass by an exception, when it has what it needs.
-            for kept in self._kept:
+            for kept in self._kept.values():
                 kept.restore()
 
     def _note(self, variable, share):
-        kept = next(kept for kept in self._kept if kept.tensor is variable._value)
-        if not kept.has_changed():
-            return
+        kept = self._kept[id(variable)]
         value = variable._value.detach()
         if not value.is_floating_point():
-            self._changes.setdefault(id(variable), value - kept.value)
+            self._note_whole(variable, value.clone() if kept.has_changed() else kept.value)
+            return
+        if not kept.has_changed():
             return
         change = (value.double() - kept.value.double()) * share
         known = self._changes.get(id(variable))
         self._changes[id(variable)] = change if known is None else known + change
+
+    def _note_whole(self, variable, value):
+        _, known = self._wholes.setdefault(id(variable), (variable, value))
+        if known is not value and not torch.equal(known, value):
+            received = f"variable {variable.path} differs from micro-batch to micro-batch"
+            capabilities.check("whole_numbers", self.strategy, "torch", received)
 
     def finish(self):
         """After all forward passes: change the state, once."""
@@ -71,6 +80,9 @@ class StageState:
             for variable in self.others:
                 if id(variable) in self._changes:
                     variable._value.copy_(variable._value + self._changes[id(variable)])
+            for variable, whole in self._wholes.values():
+                if whole is not self._kept[id(variable)].value:
+                    variable._value.copy_(whole)
             for layer in self.norms:
                 # One that is called twice in a pass moves twice.
                 for calls in zip(*self._moments[id(layer)], strict=True):

@@ -10,6 +10,7 @@ import torch
 
 from parallel_keras import capabilities, keras_internals
 from parallel_keras.backends.torch import buffers
+from parallel_keras.backends.torch.agreement import Agreement
 from parallel_keras.strategies import DataParallel
 
 
@@ -51,41 +52,38 @@ class StateAverager:
             self.active = self._changed_anywhere()
         if not self.active:
             return None
+        averaged = [v for v in self.active if v._value.is_floating_point()]
+        agreed = [v for v in self.active if not v._value.is_floating_point()]
         with torch.no_grad():
-            values = [v._value.detach() for v in self.active]
-            whole = [v.clone() for v in values if share and not v.is_floating_point()]
-            flat = torch.cat([v.reshape(-1).double() for v in values])
-            # What a rank without rows has computed may be anything, NaN too.
-            flat = flat.mul_(share) if share else torch.zeros_like(flat)
-        return flat, self.group.allreduce([flat]), self.active, whole
+            average = _Average(self.group, averaged, share) if averaged else None
+            values = [v._value.detach() for v in agreed]
+            device = values[0].device if values else None
+            agreement = Agreement(self.group, device, values, share > 0) if values else None
+        return average, agreed, agreement
 
     def finish(self, pending):
-        """Wait for the average and take it over."""
+        """Wait for the other ranks' state and take it over."""
         if pending is None:
             return
-        flat, work, variables, whole = pending
-        work.wait()
-        sizes = [v._value.numel() for v in variables]
-        own = iter(whole)
-        for variable, part in zip(variables, flat.split(sizes), strict=True):
-            value = part.view_as(variable._value)
-            if not variable._value.is_floating_point():
-                value = value.round()
-                self._check_agreement(variable, value, next(own, None))
-            variable._value.copy_(value)
+        average, agreed, agreement = pending
+        if average is not None:
+            average.take_over()
+        if agreement is not None:
+            for variable, value in zip(agreed, agreement.each(), strict=True):
+                if value is None:
+                    received = f"variable {variable.path} differs from replica to replica"
+                    self._refuse("whole_numbers", received)
+                variable._value.copy_(value)
         self._settle_buffers()
-
-    def _check_agreement(self, variable, average, own):
-        if own is not None and not torch.equal(average, own.double()):
-            self._refuse(f"variable {variable.path} differs from replica to replica")
 
     def _settle_buffers(self):
         for variable, marked in zip(self.variables, self._marks, strict=True):
             if isinstance(variable, buffers.Buffer) and not variable.settle(marked[0]):
-                self._refuse(f"buffer {variable.path} has another shape or type after a step")
+                received = f"buffer {variable.path} has another shape or type after a step"
+                self._refuse("batch_state", received)
 
-    def _refuse(self, received):
-        capabilities.check("batch_state", DataParallel(self.group.size()), "torch", received)
+    def _refuse(self, feature, received):
+        capabilities.check(feature, DataParallel(self.group.size()), "torch", received)
 
     def _looks(self):
         return bool(self.variables) and (self.dynamic or self.active is None)
@@ -100,3 +98,27 @@ class StateAverager:
         )
         self.group.allreduce([changed]).wait()
         return [v for v, flag in zip(self.variables, changed.tolist(), strict=True) if flag]
+
+
+class _Average:
+    """The average of variables over the ranks, while it is computed.
+
+    Args:
+        group: The process group of all ranks.
+        variables: List of them, of floating-point numbers; at least one.
+        share: Float, this rank's share of the rows.
+    """
+
+    def __init__(self, group, variables, share):
+        self._variables = variables
+        flat = torch.cat([v._value.detach().reshape(-1).double() for v in variables])
+        # What a rank without rows has computed may be anything, NaN too.
+        self._flat = flat.mul_(share) if share else torch.zeros_like(flat)
+        self._work = group.allreduce([self._flat])
+
+    def take_over(self):
+        """Wait for it, and write it into the variables."""
+        self._work.wait()
+        sizes = [v._value.numel() for v in self._variables]
+        for variable, part in zip(self._variables, self._flat.split(sizes), strict=True):
+            variable._value.copy_(part.view_as(variable._value))

@@ -68,6 +68,11 @@ def other_state(model):
     return buffers.buffers_of(model)
 
 
+def is_variable(leaf):
+    """Whether a tensor is what a Keras variable holds, and no copy: all of them are parameters."""
+    return isinstance(leaf, torch.nn.Parameter)
+
+
 def _parameters(model):
     return [v._value for v in model.variables if v._value is not None]
 

@@ -18,7 +18,7 @@ import psutil
 from parallel_keras.backends.torch import board, memory, worker_main
 from parallel_keras.backends.torch.output import Output
 from parallel_keras.backends.torch.sending import send_bytes
-from parallel_keras.errors import WorkerError
+from parallel_keras.errors import UnsupportedError, WorkerError
 
 SERVER = "parallel_keras.backends.torch.server:Server"
 
@@ -167,7 +167,8 @@ class Worker:
             self._read_last_words()
         if self._reported is not None:
             _, kind, text, trace = self._reported
-            return self.error(f"raised {kind}: {text}", trace)
+            refusal = text if kind == UnsupportedError.__name__ else ""
+            return self.error(f"raised {kind}: {text}", trace, refusal)
         if code is None:
             return None
         return self.error(_how_it_ended(code))
@@ -206,13 +207,13 @@ class Worker:
         main = [thread for thread in threads if f'"{worker_main.__file__}"' in thread]
         return next((thread for thread in main if " in main" in thread), text)
 
-    def error(self, reason, trace=""):
+    def error(self, reason, trace="", refusal=""):
         """A WorkerError about this worker."""
         self.output.drain()
         text = f"Rank {self.rank} (process {self.process.pid}) failed: {reason}."
         if trace:
             text += f"\n\nIn rank {self.rank}:\n{trace.rstrip()}"
-        return WorkerError(text, self.rank, reason)
+        return WorkerError(text, self.rank, reason, refusal)
 
     def _read_last_words(self):
         try:

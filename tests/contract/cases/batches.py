@@ -34,12 +34,8 @@ def sized(n, batch_size, **rest):
 TRACED = {
     "rows69_batch16",
     "rows9_batch8",
-    "rows7_batch2",
     "sample_weight_per_output",
     "class_weight",
-    "validation_split",
-    "steps_per_epoch",
-    "steps_per_execution_last_partial",
     "steps_per_execution_probed",
 }
 

@@ -82,6 +82,7 @@ CASES = [
     case("whole_numbers", stage_models.whole_numbers),
     case("masked_loss", models.masked_steps, rows.padded),
     case("tied_weights", stage_models.tied, rows.tokens, compiled(adam)),
+    case("attended", stage_models.attended, rows.tokens),
     case("shared_layer", stage_models.shared, compile=compiled(adam)),
     case("nested_models", stage_models.nested),
     case("penalties", stage_models.penalties),

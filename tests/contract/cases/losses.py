@@ -120,20 +120,13 @@ LONG = {"quick": ()}
 
 # What `make test` runs on TensorFlow too (see harness.grid).
 TRACED = {
-    "loss_confident",
     "loss_confident_sum",
-    "loss_confident_raw_sum",
-    "loss_function_classes",
     "loss_function_rows",
-    "loss_lambda",
     "loss_weights_dict",
-    "regularizers",
-    "add_loss",
     "add_loss_sum",
     "loss_contrastive_and_sums",
     "loss_masked_weighted",
     "loss_of_one_output",
-    "loss_contrastive_penalized",
 }
 
 CASES = [

@@ -17,16 +17,11 @@ LONG = {"quick": ()}
 # What `make test` runs on TensorFlow too (see harness.grid).
 TRACED = {
     "optimizer_adam",
-    "optimizer_lion",
     "optimizer_muon",
     "optimizer_adafactor",
-    "clipnorm",
     "global_clipnorm",
-    "accumulation_clipped",
     "accumulation_embedding",
     "ema_overwrite",
-    "schedule_cosine",
-    "loss_scale_float32",
 }
 
 CASES = [
