@@ -220,6 +220,12 @@ FEATURES = {
             "on the first batch its outputs for all rows differed from those for parts of the rows"
         ),
     ),
+    "batch_size": Feature(
+        "a layer or an operation that works for one batch size only",
+        "Ask for the rows that there are, `keras.ops.shape(x)[0]`, or leave the first dimension "
+        "of `keras.ops.reshape` at -1: each device has a part of the rows.",
+        _spread("it failed on parts of the rows of the first batch"),
+    ),
     "steps_per_execution": Feature(
         "`steps_per_execution` above 1",
         "Leave `steps_per_execution` at 1.",

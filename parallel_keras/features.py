@@ -242,6 +242,14 @@ def has_user_layers(model):
     )
 
 
+def assigns_weights(model):
+    """Whether a layer of Keras's own assigns weights that train in its `call`."""
+    return any(
+        isinstance(layer, keras.layers.SpectralNormalization)
+        for layer in keras_internals.flatten_layers(model)
+    )
+
+
 def is_torch_module(layer):
     """Whether a layer wraps a `torch.nn.Module`."""
     return isinstance(layer, keras.layers.TorchModuleWrapper)

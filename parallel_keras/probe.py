@@ -13,6 +13,7 @@ beside them, as the buffers of `torch.nn` modules, is put back.
 from keras import tree
 
 from parallel_keras import backends, batch, capabilities, keras_internals, resting
+from parallel_keras.errors import UnsupportedError
 from parallel_keras.probe_forward import Forward, probe_forward
 from parallel_keras.probe_known import Findings as Findings
 from parallel_keras.probe_known import is_enough as is_enough
@@ -56,7 +57,14 @@ def probe(model, strategy, x, y=None, sample_weight=None):
     try:
         with tolerance_of(model), scope.layers_at_rest(rest):
             forward = Forward(model, kept, rest)
-            y_pred, summed = probe_forward(forward, data, parts, shares, refuse)
+            try:
+                y_pred, summed = probe_forward(forward, data, parts, shares, refuse)
+            except UnsupportedError:
+                raise
+            except Exception as error:
+                if _runs(forward, (x, y, sample_weight)):
+                    refuse("batch_size", str(error).strip().partition("\n\nArguments")[0])
+                raise
             found = _probe_compiled(model, data, y_pred, parts, shares, refuse)
     finally:
         kept.restore()
@@ -75,3 +83,13 @@ def _probe_compiled(model, data, y_pred, parts, shares, refuse):
         refuse("batch_loss", loss)
         return Findings(of_the_batch=loss)
     return probe_metrics(model, data, y_pred, parts, shares)
+
+
+def _runs(forward, data):
+    """Whether a forward pass over a whole batch works, where one over some of its rows does not."""
+    try:
+        forward(data, training=True)
+    except Exception:
+        keras_internals.clear_losses(forward.model)
+        return False
+    return True

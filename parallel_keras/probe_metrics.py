@@ -4,6 +4,7 @@ import contextlib
 import itertools
 
 import keras
+import numpy as np
 from keras import tree
 
 from parallel_keras import keras_internals, stress
@@ -23,6 +24,7 @@ def probe_metrics(model, data, y_pred, parts, shares):
         whole, again = _metric_states(model, data, y_pred, unknown, updates=2)
         pieces = _metric_states_of_parts(model, data, y_pred, unknown, parts)
         plain = [metric for metric in unknown if has_plain_state(metric)]
+        plain += [metric for metric in unknown if _starts_at_infinity(metric)]
     of_large = [] if plain else list(_large_metric_states(model, data, y_pred, unknown, parts))
     for metric in unknown:
         keys = [id(variable) for variable in metric.variables]
@@ -41,6 +43,14 @@ def probe_metrics(model, data, y_pred, parts, shares):
         if SUM not in ways:
             averaged.update(keys)
     return Findings(averaged=frozenset(averaged))
+
+
+def _starts_at_infinity(metric):
+    """Whether it is not known what its state will go up by, as nothing goes up from there."""
+    with keras_internals.ObservingScope() as scope, keras_internals.no_gradient():
+        metric.reset_state()
+        values = [as_array(scope.get_current_value(v)) for v in metric.variables]
+    return any(np.isinf(value).any() for value in values)
 
 
 def _changes(keys, whole, pieces):

@@ -132,6 +132,7 @@ class Runs:
             self.scope.running(self.kind),
         ):
             result = self.step(data)
+        _refuse_from_infinity(found.updated, then)
         metrics = keras_internals.every_metric(self.model)  # some are made in the step
         of_metrics = {id(v): v for metric in metrics for v in metric.variables}
         now = {key: step_state.as_array(v) for key, v in of_metrics.items()}
@@ -192,6 +193,14 @@ def _fill(metrics, changes):
             value = step_state.as_array(variable)
             more = 1 + step if value.dtype.kind in "iu" else 0.6180339887 * step + 0.37
             variable.assign(ops.cast(value + np.asarray(more, value.dtype), variable.dtype))
+
+
+def _refuse_from_infinity(metrics, then):
+    """What a metric's state goes up by from infinity, once it does, nothing can tell."""
+    for metric in metrics:
+        if any(np.isinf(then.get(id(v), 0)).any() for v in metric.variables):
+            text = f"metric {metric.name} ({type(metric).__name__}), which starts at infinity"
+            raise Differs("step_metric", text)
 
 
 def _results(metrics):

@@ -103,6 +103,9 @@ from parallel_keras.keras_internals.models import (
     INSTANCE_OVERRIDES as INSTANCE_OVERRIDES,
 )
 from parallel_keras.keras_internals.models import (
+    RULES as RULES,
+)
+from parallel_keras.keras_internals.models import (
     STATE as STATE,
 )
 from parallel_keras.keras_internals.models import (
@@ -182,6 +185,9 @@ from parallel_keras.keras_internals.optimizers import (
 )
 from parallel_keras.keras_internals.optimizers import (
     raw_iterations as raw_iterations,
+)
+from parallel_keras.keras_internals.optimizers import (
+    schedule_of as schedule_of,
 )
 from parallel_keras.keras_internals.optimizers import (
     slots as slots,

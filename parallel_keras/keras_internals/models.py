@@ -13,6 +13,9 @@ from parallel_keras.keras_internals.own_steps import every_metric, every_optimiz
 # utils/tracking.py, 3.15.1: what an attribute that is a container becomes.
 TRACKED_CONTAINERS = (TrackedDict, TrackedList, TrackedOrderedDict, TrackedSet)
 
+# What of a variable decides how it is trained: its penalty is added to the loss, its
+# constraint is kept after each update. backend/common/variables.py, 3.15.1.
+RULES = ("_regularizer", "_constraint")
 
 # Under this name a model's `__dict__` holds what the package knows of it.
 STATE = "_parallel_keras"

@@ -3,6 +3,7 @@
 import keras
 from keras.src.losses import loss as loss_module
 
+from parallel_keras.errors import UnsupportedError
 from parallel_keras.keras_internals.optimizers import index_trainables
 
 
@@ -23,10 +24,23 @@ def let_optimizers_update_across_replicas():
     def maybe_merge_call(function, strategy, *args, **kwargs):
         if tf.distribute.in_cross_replica_context():
             return function(strategy, *args, **kwargs)
+        if not tf.distribute.has_strategy():
+            _refuse_variables_of_another(keras.tree.flatten(args))
         return stock(function, strategy, *args, **kwargs)
 
     vars(maybe_merge_call)["is_of_parallel_keras"] = True
     module.maybe_merge_call = maybe_merge_call
+
+
+def _refuse_variables_of_another(values):
+    """Plain Keras would fail in the depth of TensorFlow."""
+    for value in values:
+        if getattr(value, "_distribute_strategy", None) is not None:
+            raise UnsupportedError(
+                "A model without a strategy cannot train a variable that it shares with a model "
+                "under strategy='data'. Give both the same one, as with "
+                f"`pk.parallelize(model, 'data')`. Received: variable {value.name}"
+            )
 
 
 def apply_across_replicas(optimizer, gradients, variables):

@@ -236,6 +236,27 @@ def capped_crossentropy(y_true, y_pred):
     return ops.minimum(ops.mean(rows), 10.0)
 
 
+class SmallestOfAKind(keras.metrics.Metric):
+    """The smallest error for targets that no first batch has, however large; infinite before."""
+
+    def __init__(self):
+        super().__init__(name="smallest")
+        self.value = self.add_variable((), "zeros", name="value")
+        self.reset_state()
+
+    def reset_state(self):
+        self.value.assign(float("inf"))
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        errors = ops.abs(y_true - y_pred)
+        is_one = (y_true > 500.0) & (y_true < 501.0)
+        of_batch = ops.min(ops.where(is_one, errors, float("inf")))
+        self.value.assign(ops.minimum(self.value, of_batch))
+
+    def result(self):
+        return ops.copy(self.value)
+
+
 def cubed(y_true, y_pred):
     """Large, and of each row by itself."""
     return ops.mean(ops.abs(y_true - y_pred) ** 3, axis=-1)

@@ -554,6 +554,62 @@ def lstm():
     return keras.Model(x, layers.Dense(3, activation="softmax")(layers.LSTM(5)(x)))
 
 
+def orthogonal():
+    """Square kernels, whose numbers do not lie in their order where QR has made them."""
+    x = keras.Input((4, 3))
+    y = layers.SimpleRNN(5)(x)
+    return keras.Model(x, layers.Dense(5, kernel_initializer="orthogonal")(y)[:, :3])
+
+
+def conv_lstm():
+    x = keras.Input((3, 4, 4, 2))
+    y = layers.Flatten()(layers.ConvLSTM2D(2, 2)(x))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def spectral():
+    """Its kernel is assigned in each forward pass, also where a replica has no rows."""
+    x = keras.Input((6,))
+    y = layers.SpectralNormalization(layers.Dense(8, activation="tanh"))(x)
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+class ClippedDense(layers.Dense):
+    """The same by a layer of the user's own, as the critic of a WGAN clips its weights."""
+
+    def call(self, x, training=False):
+        if training:
+            self.kernel.assign(ops.clip(self.kernel.value, -0.3, 0.3))
+        return super().call(x)
+
+
+def clipped():
+    x = keras.Input((6,))
+    y = ClippedDense(8, activation="tanh")(x)
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+class Shown(layers.Layer):
+    """Keeps what it has computed, for somebody to look at."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = None
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 8), name="kernel")
+
+    def call(self, x):
+        self.scores = ops.tanh(x @ self.kernel)
+        self.both = [self.scores, {"again": 2.0 * self.scores}]
+        return self.scores
+
+
+def shown():
+    x = keras.Input((6,))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(Shown()(x)))
+
+
 def lstm_steps():
     """An output for each step."""
     x = keras.Input((4, 3))

@@ -51,6 +51,15 @@ def tokens(n=N, length=5, words=11, kinds=3):
     return {"x": rng.integers(0, words, (n, length)), "y": rng.integers(0, kinds, n)}
 
 
+def films(n=N):
+    """Sequences of small images."""
+    rng = np.random.default_rng(8)
+    return {
+        "x": rng.normal(size=(n, 3, 4, 4, 2)).astype("float32"),
+        "y": rng.integers(0, 3, size=n),
+    }
+
+
 def series(n=N, length=4, features=3, kinds=3):
     """Sequences of vectors with integer labels."""
     rng = np.random.default_rng(5)

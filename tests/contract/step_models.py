@@ -520,6 +520,17 @@ class SmallestMetric(LargestMetric):
         return Kept("smallest", float("inf"), ops.minimum, ops.min)
 
 
+class LaterMetric(LargestMetric):
+    """The same of numbers of a kind only, of which the first batch has none."""
+
+    @staticmethod
+    def metric():
+        def of_all(y):
+            return ops.min(ops.where(y > 2.0, y, float("inf")))
+
+        return Kept("later", float("inf"), ops.minimum, of_all)
+
+
 class Kept(keras.metrics.Metric):
     """An extreme of all outputs.
 

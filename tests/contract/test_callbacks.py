@@ -13,6 +13,9 @@ from cases import adam, compiled
 from harness import LONG_WHERE_TRACED, fit, make, state
 from keras import callbacks, layers, ops
 
+import parallel_keras as pk
+from parallel_keras import keras_internals
+
 OPTIONS = {"batch_size": 16, "verbose": 0, "shuffle": False}
 
 
@@ -249,6 +252,90 @@ class BetaOfBatch(callbacks.Callback):
         self.model.beta = 0.5 * batch
 
 
+class Replace(callbacks.Callback):
+    """Puts objects into the place of others, in the middle of an epoch.
+
+    torch sees it at the next step, TensorFlow when it traces the step.
+    """
+
+    def __init__(self, replace):
+        super().__init__()
+        self.replace = replace
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.epoch, batch) == (1, 2):
+            self.replace(self.model)
+
+
+def _activation(model):
+    model.layers[1].activation = keras.activations.relu
+
+
+def _optimizer(model):
+    optimizer = adam()
+    if harness.BACKEND == "tensorflow":  # the step that is traced goes on with the old one
+        optimizer.build(model.trainable_variables)
+    model.optimizer = optimizer
+
+
+def _rules(model):
+    """A penalty on a weight and on an output, and a constraint."""
+    first, last = model.layers[1], model.layers[-1]
+    first.kernel.regularizer = keras.regularizers.L2(0.3)
+    first.activity_regularizer = keras.regularizers.L2(0.1)
+    last.kernel.constraint = keras.constraints.MaxNorm(0.5)
+
+
+def _strengths(model):
+    """Numbers inside of a penalty, a constraint and a schedule."""
+    layer = model.layers[1]
+    layer.kernel.regularizer.l2 = 0.3
+    layer.kernel.constraint.max_value = 0.5
+    layer.activity_regularizer.l2 = 0.1
+    keras_internals.schedule_of(model.optimizer).initial_learning_rate = 0.3
+
+
+def penalized():
+    x = keras.Input((6,))
+    hidden = layers.Dense(
+        8,
+        activation="tanh",
+        kernel_regularizer=keras.regularizers.L2(0.01),
+        activity_regularizer=keras.regularizers.L2(0.01),
+        kernel_constraint=keras.constraints.MaxNorm(2.0),
+    )(x)
+    return keras.Model(x, layers.Dense(3, activation="softmax")(hidden))
+
+
+def _scheduled():
+    return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.01, 3, 0.9))
+
+
+class Threshold(keras.metrics.Metric):
+    """The share of the rows whose largest probability is above a plain number."""
+
+    def __init__(self, name="above"):
+        super().__init__(name=name)
+        self.threshold = 0.4
+        self.above = self.add_variable((), "zeros", name="above")
+        self.rows = self.add_variable((), "zeros", name="rows")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        above = ops.max(y_pred, axis=-1) > self.threshold
+        self.above.assign_add(ops.sum(ops.cast(above, "float32")))
+        self.rows.assign_add(ops.cast(ops.shape(y_pred)[0], "float32"))
+
+    def result(self):
+        return self.above / self.rows
+
+
+def _threshold(model):
+    model.metrics[1].metrics[0].threshold = 0.6
+
+
 class Factor(layers.Layer):
     factor = 1.0
 
@@ -283,7 +370,14 @@ OWN = [
     with_callbacks("saves", lambda directory: [Save(directory)], after=_load),
     with_callbacks("sets_attributes", lambda directory: [Beta()], model=WithBeta),
     with_callbacks("sets_attributes_of_a_batch", lambda directory: [BetaOfBatch()], model=WithBeta),
-]
+    with_callbacks("replaces_an_activation", lambda directory: [Replace(_activation)]),
+    with_callbacks("replaces_the_optimizer", lambda directory: [Replace(_optimizer)]),
+    with_callbacks("replaces_rules", lambda directory: [Replace(_rules)]),
+    with_callbacks("sets_a_threshold", lambda directory: [Replace(_threshold)],
+                   arguments=compiled(metrics=lambda: [Threshold()])),
+    with_callbacks("sets_strengths", lambda directory: [Replace(_strengths)], model=penalized,
+                   arguments=compiled(_scheduled)),
+]  # fmt: skip
 
 
 # What `make test` runs on TensorFlow too, where each scenario is traced anew.
@@ -418,3 +512,19 @@ def test_exception_in_a_callback_reaches_the_caller(strategy):
     again = make(models.mlp, compiled()(), strategy)
     histories = [fit(model, **rows.classes(), **OPTIONS) for model in (plain, again)]
     harness.compare("fit_after_an_exception", strategy, histories[0], histories[1])
+
+
+@pytest.mark.backend("torch")
+@pytest.mark.parametrize("strategy", ["data=3", "pipeline=2"])
+def test_an_activation_that_comes_later_is_looked_at(strategy):
+    """It mixes the rows: refused, as it would be on the first batch, and nothing is trained."""
+    weights = []
+
+    def mix(model):
+        model.layers[1].activation = lambda x: x - ops.mean(x, axis=0)
+        weights.append(model.get_weights())
+
+    model = make(models.mlp, compiled()(), strategy)
+    with pytest.raises(pk.UnsupportedError, match="mixes the rows.*Received: Dense"):
+        fit(model, **rows.classes(), **OPTIONS, epochs=3, callbacks=[Replace(mix)])
+    harness.compare("mixed_later", strategy, weights[0], model.get_weights(), tolerance=0.0)

@@ -132,6 +132,19 @@ def test_a_crossentropy_with_a_cap():
     _equals_plain_keras("crossentropy", _logits, arguments, data)
 
 
+@pytest.mark.parametrize("row", [16, 31])
+def test_a_metric_that_is_infinite_at_first(row):
+    """On the first replica or the last it becomes finite."""
+    records, data = [], rows.regression(48)
+    data["y"][row] = 500.5
+    for strategy in (None, "data=3"):
+        arguments = compiled(own_steps.still, loss="mse", metrics=[later_models.SmallestOfAKind])
+        history = fit(make(models.regressor, arguments(), strategy), **data, **OPTIONS)
+        records.append(history["smallest"])
+    assert np.isfinite(records[0]).all()
+    compare("later_infinite", "data=3", *records)
+
+
 def _logits():
     x = keras.Input((6,))
     return keras.Model(x, keras.layers.Dense(3)(x))

@@ -352,6 +352,7 @@ REFUSED = {
     "largest_in_logs": (step_models.LargestLog, ["largest", "reduce_logs"]),
     "largest_in_a_metric": (step_models.LargestMetric, ["metric largest"]),
     "smallest_in_a_metric": (step_models.SmallestMetric, ["metric smallest"]),
+    "infinite_metric": (step_models.LaterMetric, ["metric later", "starts at infinity"]),
     "largest_in_a_variable": (step_models.LargestState, ["variable", "largest"]),
     "fixed_rows": (step_models.FixedRows, ["keras.ops.shape(x)[0]", "7 of its 16 rows"]),
 }

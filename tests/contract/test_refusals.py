@@ -141,6 +141,12 @@ def softmax_over_rows():
     )
 
 
+def of_sixteen_rows():
+    cut = layers.Lambda(lambda x: ops.reshape(x, (16, 3, 2)))
+    return keras.Sequential([keras.Input(batch_shape=(16, 6)), cut, layers.Flatten(),
+                             layers.Dense(3, activation="softmax")])  # fmt: skip
+
+
 def largest_activity():
     layer = layers.Dense(8, activity_regularizer=lambda x: ops.max(ops.abs(x)))
     return keras.Sequential([keras.Input((6,)), layer, layers.Dense(1)])
@@ -189,6 +195,8 @@ MODELS = [
             rows.regression),
     Refusal("activity_regularizer", ["add_loss"], largest_activity, regression("mse"),
             rows.regression),
+    Refusal("fixed_batch_size", ["one batch size only", "shape(x)[0]", "Lambda.call()"],
+            of_sixteen_rows),
     Refusal("stateful_rnn", ["stateful"], stateful, data=rows.series),
     # Keras on torch cannot either.
     *([Refusal("steps_per_execution", ["steps_per_execution"],

@@ -124,6 +124,64 @@ def test_torch_one_replica_starts_no_process(tmp_path):
     assert set(_read(tmp_path)) == {os.getpid()}
 
 
+@pytest.mark.backend("torch")
+@pytest.mark.parametrize("accumulated", [None, 4])
+def test_torch_gradients_are_added_up_once_for_each_update(accumulated, monkeypatch):
+    """Counts the bytes that the caller gives to the other ranks."""
+    from parallel_keras.backends.torch import group, shared_sums
+
+    added, others = [], []
+    put = shared_sums.SharedSums.put
+
+    def nbytes(tensor):
+        return tensor.numel() * tensor.element_size()
+
+    def count(self, tensor):
+        added.append(nbytes(tensor))
+        put(self, tensor)
+
+    def count_others(self, tensors, *arguments):
+        others.extend(map(nbytes, tensors))
+        return self.of_torch.allreduce(tensors, *arguments)
+
+    monkeypatch.setattr(shared_sums.SharedSums, "put", count)
+    monkeypatch.setattr(group.Group, "allreduce", count_others, raising=False)
+
+    def optimizer():
+        return keras.optimizers.SGD(0.1, gradient_accumulation_steps=accumulated)
+
+    model = make(models.mlp, compiled(optimizer)(), "data=2")
+    model.fit(**rows.classes(64), batch_size=8, verbose=0)
+    one = 4 * model.count_params()
+    updates = 8 // (accumulated or 1)
+    assert sum(added) == updates * one
+    # Flags, and once, at the end of fit, what is not in an update yet.
+    assert sum(others) <= one + updates * 4 * len(model.trainable_variables)
+
+
+@pytest.mark.backend("torch")
+def test_torch_workers_hold_no_copy_of_the_data():
+    import psutil
+
+    def fit(n):
+        x = np.ones((n, 6000), "float32")
+        model.fit(x, np.zeros(n), batch_size=16, steps_per_epoch=3, verbose=0)
+        return x.nbytes
+
+    def held():
+        found = [child for child in psutil.Process().children() if child.name() == name]
+        return sum(child.memory_full_info().uss for child in found)
+
+    name = psutil.Process().name()
+    model = make(lambda: keras.Sequential([keras.Input((6000,)), layers.Dense(1)]),
+                 compiled(loss="mse", metrics=None)(), "data=2")  # fmt: skip
+    fit(64)
+    before = held()
+    assert before > 100 * 2**20, "a worker has torch and Keras in its memory"
+    nbytes = fit(5_000)
+    assert held() - before < nbytes / 10
+
+
 # ---- TensorFlow: replicas on devices of one process ---------------------------
 
 

@@ -330,6 +330,49 @@ def test_a_plain_model_that_shares_a_layer_sees_what_it_learns(strategy):
         np.testing.assert_allclose(received, expected, atol=1e-5)
 
 
+def _two_that_share(first, second):
+    """Two compiled models that share a layer."""
+    keras.utils.set_random_seed(SEED)
+    x = keras.Input((6,))
+    shared = keras.layers.Dense(4, activation="tanh")(x)
+    pair = [keras.Model(x, keras.layers.Dense(3, activation="softmax")(shared)) for _ in range(2)]
+    for model, strategy in zip(pair, (first, second), strict=True):
+        pk.parallelize(model, strategy)
+        model.compile(adam(), "sparse_categorical_crossentropy")
+    return pair
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "data=3",
+        "model=2",
+        pytest.param("data=2", marks=LONG_WHERE_TRACED),
+        pytest.param("pipeline=2", marks=LONG_WHERE_TRACED),
+    ],
+)
+def test_two_models_that_share_a_layer_train_by_turns(second):
+    data, records = rows.classes(), []
+    for strategies in ((None, None), ("data=2", second)):
+        pair = _two_that_share(*strategies)
+        history = [fit(model, **data, **OPTIONS) for model in pair * 2]
+        records.append({"history": history, "states": [state(model) for model in pair]})
+    compare("shared_by_turns", second, *records)
+
+
+@pytest.mark.backend("tensorflow")
+def test_a_model_without_a_strategy_does_not_train_what_another_one_has():
+    parallel, plain = _two_that_share("data=2", None)
+    fit(parallel, **rows.classes(), **OPTIONS)
+    before = plain.get_weights()
+    with pytest.raises(pk.UnsupportedError, match="(?s)shares with.*parallelize.*Received"):
+        fit(plain, **rows.classes(), **OPTIONS)
+    for old, new in zip(before, plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    pk.parallelize(plain, "data=2")
+    fit(plain, **rows.classes(), **OPTIONS)
+
+
 @pytest.mark.backend("tensorflow")
 @pytest.mark.parametrize(
     "before, after", [(None, "data"), ("data", None), ("data", "data=3"), (None, "model")]

@@ -36,7 +36,9 @@ def move(variable, device):
     if not isinstance(old, tf.Variable):
         return False
     wanted = "/device:" + device.strip("/") if device else _default()
-    if old.device.endswith(wanted):
+    # One of several replicas has been left there by another model that shares it.
+    is_mirrored = getattr(old, "_distribute_strategy", None) is not None
+    if old.device.endswith(wanted) and not is_mirrored:
         return False
     with tf.init_scope():
         value = tf.convert_to_tensor(old)

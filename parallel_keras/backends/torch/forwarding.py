@@ -3,9 +3,10 @@
 Callbacks are live objects in the caller: they set weights, a learning rate, a
 `trainable` flag, or a plain attribute such as `model.beta`. All ranks walk the
 model in one order, so a change is named by two numbers. Looking costs
-microseconds; what is not looked at (a container's contents, globals that a
-function reads) is caught when the whole model is compared, at the borders of
-epochs and calls.
+microseconds; an object that takes another's place (an activation, an optimizer,
+the constraint of a weight) has the whole model compared. What is not looked at (a
+container's contents, globals that a function reads) is caught when that is done
+anyhow, at the borders of epochs and calls.
 """
 
 import keras
@@ -17,6 +18,8 @@ from parallel_keras.backends.torch.reducers import BOOKKEEPING
 from parallel_keras.backends.torch.shipping import broadcast
 
 _PLAIN = (int, float, bool, str, type(None))
+# Which of the attributes that every layer has decide what it computes.
+_OF_EVERY_LAYER = ("_trainable", "activity_regularizer")
 
 
 class Forwarder:
@@ -39,16 +42,25 @@ class Forwarder:
         self._plain = []
         self._woken: set = set()  # numbers of holders, and attributes, that were false at first
         self.has_woken = False
-        self._objects = []  # known by identity only
+        self._objects: list = []  # known by identity only
+        self._objects_of_users: list = []  # the same, where a step may write them too
         for number, holder in enumerate(self.holders):
+            objects = self._objects_of_users if _writes_its_own(holder) else self._objects
             for key, value in vars(holder).items():
                 own = key not in base and key not in keras_internals.INSTANCE_OVERRIDES
-                if key in BOOKKEEPING or not (own or key == "_trainable"):
+                if key in BOOKKEEPING or not (own or key in _OF_EVERY_LAYER):
                     continue
                 if isinstance(value, _PLAIN):
                     self._plain.append([number, key, vars(holder), value])
                 else:
-                    self._objects.append((vars(holder), key, value))
+                    objects.append([vars(holder), key, value])
+        # Their attributes, and what these are when the workers get the model.
+        self.that_write_their_own = [
+            (vars(holder), dict(vars(holder))) for holder in self.holders if _writes_its_own(holder)
+        ]
+        self._objects += [
+            [vars(v), key, vars(v)[key]] for v in model.variables for key in keras_internals.RULES
+        ]
         self._sizes = [len(vars(holder)) for holder in self.holders]
         self._flags = [v.trainable for v in variables]
         self._values = [v._value for v in variables]
@@ -58,6 +70,8 @@ class Forwarder:
     def taken(self):
         """All ranks hold what the caller holds now."""
         self._versions = remote.versions(self._values)
+        for entry in self._objects_of_users:  # the step itself may have put others there
+            entry[2] = entry[0].get(entry[1])
         self._marks = {n: buffers.mark(self.variables[n]) for n in self._buffers}
 
     def taken_of(self, variables):
@@ -75,7 +89,14 @@ class Forwarder:
             and [len(vars(holder)) for holder in found] == self._sizes
             and [id(v) for v in variables] == [id(v) for v in self.variables]
             and all(v._value is value for v, value in zip(variables, self._values, strict=True))
-            and all(members.get(key) is value for members, key, value in self._objects)
+            and self._has_same_objects()
+        )
+
+    def _has_same_objects(self):
+        return all(
+            members.get(key) is value
+            for objects in (self._objects, self._objects_of_users)
+            for members, key, value in objects
         )
 
     def changed_variables(self):
@@ -95,9 +116,12 @@ class Forwarder:
     def changed_attributes(self):
         """Plain attributes that were written since the last look, as (holder, key, value).
 
-        `None` where one of them is no longer a plain value, or a buffer is another tensor:
-        the model has to be compared whole.
+        `None` where one of them is no longer a plain value, where there is another object or a
+        buffer is another tensor: the model has to be compared whole.
         """
+        if not self._has_same_objects():
+            self.has_woken = True  # what has come in its place has not been looked at
+            return None
         if any(self.variables[n]._value is not tensor for n, (tensor, _) in self._marks.items()):
             return None
         changed = []
@@ -128,10 +152,27 @@ class Forwarder:
 
 def holders(model):
     """The objects whose plain attributes are watched, in one order on all ranks."""
-    found = keras_internals.flatten_layers(model)
-    found += keras_internals.with_inner_optimizers(keras_internals.optimizers_of(model))
+    layers = keras_internals.flatten_layers(model)
+    optimizers = keras_internals.with_inner_optimizers(keras_internals.optimizers_of(model))
+    rules = [getattr(layer, "activity_regularizer", None) for layer in layers]
+    rules += [vars(v)[key] for v in model.variables for key in keras_internals.RULES]
+    rules += [keras_internals.schedule_of(optimizer) for optimizer in optimizers]
+    metrics = keras_internals.every_metric(model)
+    metrics += [one for container in metrics for one in getattr(container, "metrics", ())]
+    found = [*layers, *optimizers, *(rule for rule in rules if hasattr(rule, "__dict__"))]
+    found += metrics
     found += [loss for loss in features.user_losses(model) if isinstance(loss, keras.losses.Loss)]
     return list({id(holder): holder for holder in found}.values())
+
+
+def that_write_their_own(model):
+    """Those of the `holders` of a model into whose attributes a step may put other objects."""
+    return [holder for holder in holders(model) if _writes_its_own(holder)]
+
+
+def _writes_its_own(holder):
+    """Whether a step may put other objects into the attributes of one."""
+    return not features.is_keras(holder) or isinstance(holder, keras.Metric)
 
 
 def apply(model, variables, attributes, flags):

@@ -107,6 +107,8 @@ class Lowering(Pipelined):
         total = batches.rows_of(data, self.strategy)
         if not keras_internals.is_built(self.model, "predict"):
             keras_internals.symbolic_build(self.model, data, kind)
+        if kind == "train":  # a callback may have put another optimizer there
+            keras_internals.build_optimizer(self.model)
         self._probe(kind, data, total)
         self.staged(data[0], training=True)
         return data, total

@@ -42,6 +42,7 @@ class Replica:
         self.whole_loss = WholeLoss(model, rank, world_size, group, device)
         self.moments = SharedMoments(model, group)
         self.dynamic = has_user_layers
+        self.assigns = has_user_layers or features.assigns_weights(model)
         self.of_the_batch = False
         self.summed: frozenset = frozenset()
         self.share = 0.0  # of this rank's rows, in the step that goes on
@@ -80,6 +81,8 @@ class Replica:
         overlapped = overlapped and not (self.dynamic and self.moments.wanted)
         with self.moments.counting(rows):
             if not (rows or self.moments.wanted):
+                if self.assigns:
+                    self._assign(data[0])
                 publish()
                 self._computed()
                 work = self.averager.start(0.0)
@@ -124,6 +127,11 @@ class Replica:
             backward([(scaled, None), *zip(leaves(y_pred), gradients, strict=True)])
         self._computed()
         return work
+
+    def _assign(self, x):
+        """Do to the weights what a forward pass does, whichever rows it sees."""
+        with torch.no_grad():
+            keras_internals.call_model(self.model, x, training=True)
 
     def _computed(self):
         self.laps.lap("compute")

@@ -5,7 +5,14 @@ import weakref
 from typing import Any
 
 from parallel_keras import features
-from parallel_keras.backends.torch import buffers, configuration, forwarding, remote, shipping
+from parallel_keras.backends.torch import (
+    buffers,
+    configuration,
+    forwarding,
+    left_over,
+    remote,
+    shipping,
+)
 from parallel_keras.errors import WorkerError
 
 
@@ -116,7 +123,7 @@ class Shipment:
         self.stale = False
         if generation == self.generation:
             self.collect()  # what the workers hold alone would be lost
-        with buffers.as_in_training(lowering.model):
+        with buffers.as_in_training(lowering.model), left_over.taken_away(self._left()):
             skeleton, tensors = shipping.split(lowering.model)
         if generation == self.generation and same and skeleton == self.skeleton:
             return
@@ -128,6 +135,14 @@ class Shipment:
         self.delivered()
         self._sent_news: object = None
         self._attributes = ()
+
+    def _left(self):
+        """What steps and calls for shapes have left in attributes, and cannot be sent."""
+        owners = forwarding.that_write_their_own(self.lowering.model)
+        left = left_over.of_tracing([vars(owner) for owner in owners])
+        if self.forwarder is not None:
+            left += left_over.of_steps(self.forwarder.that_write_their_own)
+        return left
 
     def _bring_home(self):
         """Fetch what another model that shares layers has left with the workers.

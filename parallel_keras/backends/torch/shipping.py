@@ -298,10 +298,12 @@ def _check_tensor(tensor):
 def _place(tensor, neighbours):
     """Where in a storage a tensor is, if others are there too: (key, bytes, offset, strides).
 
-    In bytes that all of them cover; `None` for a tensor with a storage of its own.
+    In bytes that all of them cover; `None` for a tensor with a storage of its own, whose
+    numbers lie in their order. Those of an orthogonal weight do not, and
+    `DistributedDataParallel` adds gradients up in the order in which the numbers lie.
     """
-    lone = len(neighbours) == 1 or not tensor.numel()
-    if lone or any(stride == 0 for stride in tensor.stride()):
+    lone = len(neighbours) == 1 and tensor.is_contiguous()
+    if lone or not tensor.numel() or any(stride == 0 for stride in tensor.stride()):
         return None
     spans = [_span(t) for t in neighbours if t.numel()]
     start = min(first for first, _ in spans) // _ALIGNMENT * _ALIGNMENT
