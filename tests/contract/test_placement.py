@@ -260,6 +260,31 @@ def test_a_models_own_train_step_works_as_it_is():
     assert results[0][1] == results[1][1]
 
 
+class TrainsThePart(TwoOptimizers):
+    """Gives its optimizer the second layer only."""
+
+    def train_step(self, data):
+        import tensorflow as tf
+
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        variables = self.second.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"own": loss}
+
+
+@pytest.mark.backend("tensorflow")
+def test_an_optimizer_is_for_what_a_step_of_the_models_own_gives_it():
+    records = []
+    for strategy in (None, "model"):
+        arguments = {"optimizer": "nadam", "loss": "sparse_categorical_crossentropy"}
+        model = make(TrainsThePart, arguments, strategy)
+        history = fit(model, **rows.classes(), batch_size=16, epochs=2, shuffle=False, verbose=0)
+        records.append({"history": history, **state(model)})
+    compare("trains_a_part", "model", *records)
+
+
 def test_without_places_the_layers_are_split_by_cost():
     x = keras.Input((8,))
     y = x
