@@ -40,6 +40,30 @@ def pytest_terminal_summary(terminalreporter):
             terminalreporter.write_line(line)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _datasets_end_at_once():
+    """TensorFlow: an iterator that is thrown away does not wait for the thread that tunes it.
+
+    It is woken before it is told to end, and then, on a busy machine, may sleep on for a
+    minute. What it tunes is only how many elements are prepared at a time.
+    """
+    if BACKEND != "tensorflow":
+        yield
+        return
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    stock = tf.data.Dataset.__iter__
+
+    def untuned(self):
+        return stock(self.with_options(options))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf.data.Dataset, "__iter__", untuned)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _plain_keras_between_tests():
     """A test that changes the global dtype policy or type does not leak it."""

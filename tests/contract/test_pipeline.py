@@ -645,8 +645,11 @@ def per_variable():
     "optimizer",
     [
         keras.optimizers.Adam,
-        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()),
-        per_variable,
+        pytest.param(
+            lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()),
+            marks=LONG_WHERE_TRACED,
+        ),
+        pytest.param(per_variable, marks=LONG_WHERE_TRACED),
         lambda: keras.optimizers.LossScaleOptimizer(per_variable()),
     ],
     ids=["plain", "scaled", "several", "several_scaled"],

@@ -5,7 +5,7 @@ import pytest
 import rows
 import step_models
 from cases import compiled, own_steps
-from harness import compare, fit, make
+from harness import LONG_WHERE_TRACED, compare, fit, make
 from keras import layers, ops
 
 import parallel_keras as pk
@@ -143,7 +143,9 @@ def _whole(model):
 
 
 @pytest.mark.parametrize(("name", "strategy"), CASES, ids=IDS)
-@pytest.mark.parametrize("row", [None, ALONE], ids=["none", "alone"])
+@pytest.mark.parametrize(
+    "row", [pytest.param(None, marks=LONG_WHERE_TRACED), ALONE], ids=["none", "alone"]
+)
 def test_those_that_agree_are_as_on_one_device(name, strategy, row):
     """A replica without rows has no say."""
     models = [_model(name, None), _model(name, strategy)]
@@ -155,7 +157,9 @@ def test_those_that_agree_are_as_on_one_device(name, strategy, row):
 
 
 @pytest.mark.parametrize(("name", "strategy"), CASES, ids=IDS)
-@pytest.mark.parametrize("row", [FIRST, LAST], ids=["first", "last"])
+@pytest.mark.parametrize(
+    "row", [pytest.param(FIRST, marks=LONG_WHERE_TRACED), LAST], ids=["first", "last"]
+)
 def test_those_that_differ_are_refused(name, strategy, row):
     """In the step in which they do, be it the last."""
     model = _model(name, strategy)
