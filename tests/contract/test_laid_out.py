@@ -89,6 +89,29 @@ def test_forward_and_backward_run_where_the_layers_are(build, data):
 
 
 @pytest.mark.parametrize("build", [models.placed_skip, Blocks])
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+def test_evaluate_and_predict_run_where_the_layers_are(build, method):
+    arguments = {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"}
+    model = make(build, arguments, "model")
+    data = rows.classes()
+    if method == "predict":
+        data = {"x": data["x"]}
+
+    def run():
+        getattr(model, method)(**data, batch_size=16, verbose=0)
+
+    seen = {}
+    # TensorFlow hands a graph over when it is made: this is the first run.
+    for name, operation, device in executed(run):
+        found = re.search(r"/(first|second|third)(_\d+)?/", name)
+        if found and operation not in MOVES:
+            assert device == WHERE[found[1]], f"{operation} {name} ran on device {device}"
+            seen.setdefault(found[1], set()).add(operation)
+    assert set(seen) == set(WHERE)
+    assert all(any("MatMul" in operation for operation in ran) for ran in seen.values()), seen
+
+
+@pytest.mark.parametrize("build", [models.placed_skip, Blocks])
 def test_the_numbers_are_those_of_plain_keras(build):
     records = []
     for strategy in (None, "model"):
