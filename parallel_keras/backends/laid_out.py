@@ -24,11 +24,11 @@ class LaidOut(Lowering):
     Attributes:
         devices: Tuple of device names.
         numbers: Dict from the id of a unit to the number of its device.
-        makes_slots_in_place: Bool. Whether the backend makes an optimizer's slots
-            where their variables are.
+        own_steps_build: Bool. Whether Keras leaves it to a step of the model's own to build
+            the optimizer, on this backend.
     """
 
-    makes_slots_in_place = False
+    own_steps_build = False
 
     def __init__(self, model, strategy):
         super().__init__(model, strategy)
@@ -80,6 +80,10 @@ class LaidOut(Lowering):
         """Dict of methods that replace an optimizer's own, by name."""
         raise NotImplementedError
 
+    def making_slots(self):
+        """A scope in which an optimizer makes its variables, while a step runs or before."""
+        return contextlib.nullcontext()
+
     # ---- life ----
 
     def check(self):
@@ -110,8 +114,8 @@ class LaidOut(Lowering):
         """Called when `devices` has been read."""
 
     def prepare(self, name):
-        if self.makes_slots_in_place and "train" in features.own_steps(self.model):
-            return  # Keras does not build it either: for which variables is the step's to say
+        if self.own_steps_build and "train" in features.own_steps(self.model):
+            return  # for which variables is the step's to say
         if name in ("fit", "train_on_batch") and self.model.compiled:
             keras_internals.build_optimizer(self.model)
             self._settle()
@@ -272,11 +276,14 @@ class LaidOut(Lowering):
         """Replaces `build` of one that a model's own `train_step` builds as it goes."""
 
         def build(variables):
-            type(optimizer).build(optimizer, variables)
+            with self.making_slots():
+                type(optimizer).build(optimizer, variables)
+            self.homes.update(self._homes_of_weights())  # the step may have built layers too
             self._house(optimizer)
             own = keras_internals.optimizer_variables(optimizer)
             own += keras_internals.untracked_variables(optimizer)
-            self._move((variable, self.home(variable)) for variable in own)
+            for variable in own:
+                self.move(variable, self.home(variable))  # nobody knows it yet: none is told
 
         return build
 
@@ -289,7 +296,7 @@ class LaidOut(Lowering):
         self._untune()  # an optimizer that was built, or replaced, since then needs other methods
         for optimizer in keras_internals.every_optimizer(self.model):
             methods = self.tune_optimizer(optimizer)
-            if not optimizer.built and not self.makes_slots_in_place:
+            if not optimizer.built:
                 methods["build"] = self._build_optimizer(optimizer)
             vars(optimizer).update(methods)
             self._tuned.append((optimizer, methods))

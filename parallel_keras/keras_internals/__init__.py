@@ -289,6 +289,9 @@ from parallel_keras.keras_internals.tensorflow import (
     let_optimizers_update_across_replicas as let_optimizers_update_across_replicas,
 )
 from parallel_keras.keras_internals.tensorflow import (
+    making_put_off_variables as making_put_off_variables,
+)
+from parallel_keras.keras_internals.tensorflow import (
     replace_assign as replace_assign,
 )
 from parallel_keras.keras_internals.tensorflow import (

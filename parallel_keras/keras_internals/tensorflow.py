@@ -1,6 +1,10 @@
 """What differs on the TensorFlow backend."""
 
+import contextlib
+
 import keras
+from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.losses import loss as loss_module
 
 from parallel_keras.errors import UnsupportedError
@@ -129,6 +133,42 @@ def replace_assign(assign):
 
         vars(direct_assign)["is_of_parallel_keras"] = True
         keras.Variable._direct_assign = direct_assign
+
+
+@contextlib.contextmanager
+def making_put_off_variables(scope):
+    """Have the variables that Keras lists here, and makes later, be made in a scope.
+
+    backend/common/variables.py, backend/tensorflow/core.py, 3.15.1: a layer without a `build`
+    is built by calling it on symbols, and what its layers add meanwhile is made when all of
+    them have been called.
+
+    Args:
+        scope: Function that returns a scope. Of scopes inside each other the inner one counts.
+    """
+    if not in_stateless_scope():
+        yield
+        return
+    put_off = global_state.get_global_attribute("uninitialized_variables", [], set_to_default=True)
+    first = len(put_off)
+    try:
+        yield
+    finally:
+        for variable in put_off[first:]:
+            if _MAKE not in vars(variable):
+                vars(variable)[_MAKE] = _made_in(scope, variable)
+
+
+_MAKE = "_deferred_initialize"
+
+
+def _made_in(scope, variable):
+    def make():
+        del vars(variable)[_MAKE]
+        with scope():
+            getattr(variable, _MAKE)()
+
+    return make
 
 
 def let_distributed_variables_be_numbers():

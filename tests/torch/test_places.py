@@ -99,6 +99,46 @@ def test_everything_is_where_its_layer_is(devices):
     assert devices.crossed["cpu:1", "cpu:2"] + devices.crossed["cpu:2", "cpu:1"] <= 20
 
 
+# A number on a device becomes one of Python, or decides a shape.
+_WAITS = ("aten._local_scalar_dense", "aten.equal", "aten.nonzero", "aten.masked_select")
+
+
+def waits(devices, build, batches):
+    """How often the host waits for a device in a fit of so many batches, by operation."""
+    arguments = {
+        "optimizer": keras.optimizers.Adam(0.01, global_clipnorm=0.5),
+        "loss": "sparse_categorical_crossentropy",
+        "metrics": ["accuracy"],
+    }
+    model = harness.make(build, arguments, "model=2")
+    data = rows.classes(8 * batches)
+    for _ in range(2):  # what is done once is done in the first
+        devices.ran.clear()
+        devices.crossed.clear()
+        harness.fit(model, **data, batch_size=8, epochs=1, verbose=0)
+    found = {name: sum(n for (ran, _), n in devices.ran.items() if ran == name) for name in _WAITS}
+    return {**found, "copies": sum(n for (_, to), n in devices.crossed.items() if to == "cpu")}
+
+
+def test_no_step_waits_for_a_device(devices):
+    # The logs at the end of the epoch do, however many steps there were, as in plain Keras.
+    assert waits(devices, models.placed_skip, 3) == waits(devices, models.placed_skip, 7)
+
+
+def test_the_harness_sees_the_host_wait(devices):
+    class Waits(layers.Layer):
+        def call(self, x):
+            return x if x.device.type == "meta" else x * float(x.sum() * 0 + 1)
+
+    def build():
+        x = keras.Input((6,))
+        y = pk.place(0)(layers.Dense(4))(x)
+        return keras.Model(x, layers.Softmax()(pk.place(1)(Waits())(y)))
+
+    few, many = waits(devices, build, 3), waits(devices, build, 7)
+    assert many[_WAITS[0]] - few[_WAITS[0]] == 4
+
+
 def test_the_harness_tells_places_apart(devices):
     a, b = torch.ones(3).to("cpu:1"), torch.ones(3).to("cpu:2")
     with pytest.raises(WrongDevice):

@@ -8,6 +8,7 @@ clipping, the sum of two gradients) computes where its inputs are.
 """
 
 import contextlib
+import functools
 import re
 
 import tensorflow as tf
@@ -26,7 +27,7 @@ _GRADIENT = "gradient_tape/"
 class Lowering(laid_out.LaidOut):
     """One model under `ModelParallel` on TensorFlow."""
 
-    makes_slots_in_place = True
+    own_steps_build = True
 
     def changed_devices(self):
         self.names = [tf_device(name) for name in self.devices]
@@ -55,7 +56,12 @@ class Lowering(laid_out.LaidOut):
 
     @contextlib.contextmanager
     def computing(self, number):
-        with tf.device(self.names[number]), tf.name_scope(_SCOPE.format(number)):
+        on_device = functools.partial(tf.device, self.names[number])
+        with (
+            keras_internals.making_put_off_variables(on_device),
+            on_device(),
+            tf.name_scope(_SCOPE.format(number)),
+        ):
             yield
 
     def bring(self, structure, number):
@@ -114,6 +120,11 @@ class Lowering(laid_out.LaidOut):
                 return stock(optimizer, gradient, variable, learning_rate)
 
         return {"update_step": update_step}
+
+    def making_slots(self):
+        # In a graph they would have values only when the step has been traced: nothing that
+        # Keras does not make where the weight is could be moved there.
+        return tf.init_scope()
 
 
 def _symbols(data):
