@@ -87,14 +87,6 @@ class PlaceInStep(Step):
         return found
 
 
-class Always(Count):
-    """In inference too."""
-
-    def call(self, x):
-        self.note(x)
-        return x
-
-
 def _first(layer):
     inputs = keras.Input((6,))
     return keras.Model(inputs, layers.Dense(3, "softmax")(layer(inputs)))

@@ -236,7 +236,7 @@ class Lowering(lowering.Lowering):
         self.ship.replica.laps.interrupt()
         with torch.no_grad():
             x = shipping.to_device(own, self.device)[0]
-            outputs = self.ship.replica.predict(x, counts[0])
+            outputs = self.ship.replica.predict(x, counts[0], sum(counts))
         self.ship.forwarder.taken()
         return self._together(outputs, counts)
 

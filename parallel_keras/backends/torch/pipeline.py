@@ -130,7 +130,8 @@ class Lowering(Pipelined):
         if kind == "predict":
             with torch.no_grad():
                 rank.infer(cut, own, total, microbatches, summed)
-            outputs, _ = self._result(number)
+            outputs, _, assigning = self._result(number)
+            self.ship.inferred(assigning)
             return cut.graph.pack(outputs)
         if kind == "train":
             self.ship.begin_training()
@@ -147,7 +148,7 @@ class Lowering(Pipelined):
             self.trained_rows = total
         else:
             added, _ = rank.infer(cut, own, total, microbatches, summed)
-            self._log(number, own, cut, total, added)
+            self.ship.inferred(self._log(number, own, cut, total, added))
         return self.model.get_metrics_result()
 
     def _send(self, number, kind, data, cut, total, microbatches):
@@ -176,7 +177,12 @@ class Lowering(Pipelined):
         return (x, *rest)
 
     def _result(self, number):
-        """The outputs of the whole batch, and what the workers added to the loss."""
+        """The outputs of the whole batch, and what came of it in the workers.
+
+        Returns:
+            The outputs, flat, what the workers added to the loss, and a list of the ranks
+            whose layers assigned state in inference.
+        """
         last = self.world_size - 1
         _, _, layout, has_mask = self.pool.receive(last)
         tensors = iter([t.to(self.device) for t in self.pool.outbound(last).read(layout)])
@@ -185,16 +191,23 @@ class Lowering(Pipelined):
         for output, has in zip(outputs, has_mask, strict=True):
             if has:
                 keras_internals.set_keras_mask(output, next(tensors).clone())
-        return outputs, sum(float(one[0]) for one in self.pool.wait_published(number))
+        published = self.pool.wait_published(number)
+        assigning = [rank for rank, (_, assigned) in enumerate(published, start=1) if assigned]
+        return outputs, sum(float(added) for added, _ in published), assigning
 
     def _log(self, number, data, cut, total, added):
-        """Loss and metrics of the whole batch, as Keras computes them on one device."""
-        outputs, of_workers = self._result(number)
+        """Loss and metrics of the whole batch, as Keras computes them on one device.
+
+        Returns:
+            The last of what `_result` returns.
+        """
+        outputs, of_workers, assigning = self._result(number)
         y_pred = cut.graph.pack(outputs)
         with torch.no_grad():
             losses = keras_internals.compiled_loss(self.model, data[1:], y_pred)
             loss = sum(losses, start=torch.tensor(added + of_workers, device=self.device))
             keras_internals.update_metrics(self.model, data[1:], y_pred, loss, total)
+        return assigning
 
     def _probe(self, kind, data, total):
         """Before the first step: do the user's own losses and layers add up?"""
@@ -373,12 +386,26 @@ class _Stages(Shipment):
         self._before = None
 
     def _fetch_all(self):
+        for rank in range(1, self.lowering.world_size):
+            self._fetch(rank, self.homes.of(rank), of_inference=False)
+
+    def _fetch(self, rank, variables, of_inference):
         lowering = self.lowering
-        for rank in range(1, lowering.world_size):
-            lowering.pool.send(rank, ("collect", lowering.key))
-            with torch._C.DisableTorchFunctionSubclass():
-                wanted = [v._value for v in self.homes.of(rank)]
-                shipping.receive(wanted, rank, lowering.pool.group)
+        lowering.pool.send(rank, ("collect", lowering.key, of_inference))
+        with torch._C.DisableTorchFunctionSubclass():
+            shipping.receive([v._value for v in variables], rank, lowering.pool.group)
+
+    def inferred(self, assigning):
+        """An inference step is over.
+
+        Args:
+            assigning: List of the workers' ranks whose layers have assigned state in it.
+        """
+        # After a training step whoever looks fetches all; before one there is little to fetch.
+        if not self._remote:
+            for rank in assigning:
+                self._fetch(rank, self.homes.state_of(rank), of_inference=True)
+        self.forwarder.taken()
 
     def restore(self):
         variables, before = self._remote, self._before

@@ -5,6 +5,8 @@ equal weights, optimizer state and layer state on all ranks; the metrics' state
 is what this rank's rows added, for the caller to sum.
 """
 
+import contextlib
+
 import torch
 
 from parallel_keras import features, keras_internals
@@ -39,6 +41,8 @@ class Replica:
         self.rank = rank
         self.reducer = GradientReducer(rank, world_size, group, dynamic=has_user_layers)
         self.averager = StateAverager(model, group, dynamic=has_user_layers)
+        # What a layer changes in inference too is less, as a rule: none of Keras's own has any.
+        self.averager_of_inference = StateAverager(model, group, dynamic=has_user_layers)
         self.whole_loss = WholeLoss(model, rank, world_size, group, device)
         self.moments = SharedMoments(model, group)
         self.dynamic = has_user_layers
@@ -82,7 +86,7 @@ class Replica:
         with self.moments.counting(rows):
             if not (rows or self.moments.wanted):
                 if self.assigns:
-                    self._assign(data[0])
+                    self._assign(data[0], training=True)
                 publish()
                 self._computed()
                 work = self.averager.start(0.0)
@@ -128,10 +132,10 @@ class Replica:
         self._computed()
         return work
 
-    def _assign(self, x):
+    def _assign(self, x, training):
         """Do to the weights what a forward pass does, whichever rows it sees."""
         with torch.no_grad():
-            keras_internals.call_model(self.model, x, training=True)
+            keras_internals.call_model(self.model, x, training)
 
     def _computed(self):
         self.laps.lap("compute")
@@ -181,26 +185,41 @@ class Replica:
 
     def test(self, data, rows, total):
         """One evaluation step on this rank's rows."""
-        self.share = rows / total
+        share = self.share = rows / total
         x, *targets = data
+        with self._inference(share):
+            if self.of_the_batch and rows:
+                with self.moments.counting(rows):
+                    y_pred, added = self._outputs(x, training=False)
+            else:
+                y_pred = self._infer(x, rows)
         if not rows:
-            self.predict(x, rows)
             return
         if self.of_the_batch:
-            with self.moments.counting(rows):
-                y_pred, added = self._outputs(x, training=False)
             self.whole_loss.compute(y_pred, added, targets, total, False, False)
             return
-        y_pred = self.predict(x, rows)
         loss = self._loss(x, targets[0], y_pred, targets[1], training=False)
         keras_internals.update_metrics(self.model, targets, y_pred, loss, rows)
 
-    def predict(self, x, rows):
+    def predict(self, x, rows, total):
         """Outputs for this rank's rows, `None` where it has none and nobody needs it."""
-        if not (rows or self.moments.wanted):
-            return None
-        with self.moments.counting(rows):
-            return keras_internals.call_model(self.model, x, training=False)
+        with self._inference(rows / total):
+            return self._infer(x, rows)
+
+    def _infer(self, x, rows):
+        if rows or self.moments.wanted:
+            with self.moments.counting(rows):
+                return keras_internals.call_model(self.model, x, training=False)
+        if self.assigns:
+            self._assign(x, training=False)
+        return None
+
+    @contextlib.contextmanager
+    def _inference(self, share):
+        """Surrounds a forward pass: what it assigns becomes equal on all ranks."""
+        self.averager_of_inference.begin()
+        yield
+        self.averager_of_inference.finish(self.averager_of_inference.start(share))
 
 
 class _Accumulator:

@@ -73,9 +73,9 @@ class Server:
         """A train, test or predict step that is the model's own."""
         self.models[key].own_step(number, kind, work, changes)
 
-    def on_collect(self, key):
+    def on_collect(self, key, of_inference):
         """Hand the caller the variables that change here."""
-        self.models[key].collect()
+        self.models[key].collect(of_inference)
 
     def on_events(self, key):
         """Tell when the last training step's pieces of work began and ended."""
@@ -135,7 +135,7 @@ class _Served:
                 self.replica.test(data, rows, total)
                 publish()
             else:
-                outputs = leaves(self.replica.predict(data[0], rows))
+                outputs = leaves(self.replica.predict(data[0], rows, total))
                 if rows:
                     layout = context.outbound.write(0, [output.cpu() for output in outputs])
                     context.send(("result", number, layout))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from parallel_keras import batch, keras_internals, probe_rows, schedule
+from parallel_keras import batch, capabilities, keras_internals, probe_rows, schedule
 from parallel_keras.backends.torch.stage_optimizer import StageOptimizer
 from parallel_keras.backends.torch.stage_state import StageState
 from parallel_keras.backends.torch.whole_loss import backward, together, with_gradients
@@ -33,6 +33,8 @@ class StageRank:
     Attributes:
         events: List of `(kind, microbatch, start, end)` of the last training step, with
             times in seconds of the machine's monotonic clock.
+        has_assigned: Bool. Whether layers assigned state of their own in the last step, where
+            that was no training step.
     """
 
     def __init__(self, model, rank, group, device, channel, strategy):
@@ -43,6 +45,7 @@ class StageRank:
         self.strategy = strategy
         self.channel = channel
         self.events: list = []
+        self.has_assigned = False
         self._notes: list = []  # the events of the step that goes on
         self._optimizer: Any = None
         self._current: list = []  # the `Staged` whose borrowed variables are up to date
@@ -76,6 +79,7 @@ class StageRank:
         for variable in trainable:
             variable._value.grad = None
         self.events = self._notes = []
+        self.has_assigned = False
         self._current.clear()
         last = max(i for i, step in enumerate(order) if step.kind == schedule.BACKWARD)
         run.regularize(stage)
@@ -98,14 +102,29 @@ class StageRank:
         """
         self._notes = []  # these are no part of a training step
         run = _Run(self, staged, data, total, microbatches, summed)
+        stage = staged.stages[self.rank]
         with torch.no_grad():
             self._borrow(staged)
-            run.regularize(staged.stages[self.rank])
+            state = [v for layer in stage.layers for v in keras_internals.own_state(layer)]
+            before = [v._value._version for v in state]
+            run.regularize(stage)
             for microbatch in range(microbatches):
                 run.forward(microbatch)
             outputs = run.outputs()
+        assigned = [v for v, seen in zip(state, before, strict=True) if v._value._version != seen]
+        self._refuse_borrowed(stage, assigned)
+        run.state.finish()
+        self.has_assigned = bool(assigned)
         self.channel.flush()
         return run.added, outputs
+
+    def _refuse_borrowed(self, stage, assigned):
+        """State that lives on another stage, where a training step changes it."""
+        borrowed = set(map(id, stage.borrowed))
+        for variable in assigned:
+            if id(variable) in borrowed:
+                received = f"variable {variable.path}, which is assigned in inference"
+                capabilities.check("shared_state", self.strategy, "torch", received)
 
     # ---- the update ----
 
@@ -172,7 +191,7 @@ class _Run:
         self.rows = batch.row_slices(total, microbatches)
         self.shares = batch.shares(total, microbatches)
         self.summed = summed
-        is_cut = staged.training and (microbatches > 1 or rank.strategy.recompute)
+        is_cut = microbatches > 1 or (staged.training and rank.strategy.recompute)
         self.state = StageState(self.stage.layers if is_cut else [], rank.strategy)
         self.is_last = rank.rank == len(staged.stages) - 1
         self.added = 0.0

@@ -22,7 +22,10 @@ class Homes:
         for stage in cuts[0].stages:
             for variable in stage.variables:
                 self._owners[id(variable)] = stage.number
+        self._state: set = set()
         for stage in (stage for cut in cuts for stage in cut.stages):
+            for layer in stage.layers:
+                self._state.update(map(id, keras_internals.own_state(layer)))
             for variable in stage.borrowed:
                 self._borrowers.setdefault(id(variable), set()).add(stage.number)
         optimizer = keras_internals.compiled_optimizer(model)
@@ -51,6 +54,10 @@ class Homes:
     def of(self, rank):
         """The variables that change on a rank."""
         return [v for v in self.variables if self.owner(v) == rank]
+
+    def state_of(self, rank):
+        """Those of them that a forward pass may change, be it in inference."""
+        return [v for v in self.of(rank) if id(v) in self._state]
 
     def of_all(self):
         """The variables that each rank has for itself: iterations, the learning rate."""

@@ -71,7 +71,7 @@ class ServedStage:
         def see(added, outputs):
             if outputs is not None:
                 self._send(number, outputs)
-            self.context.board.publish(number, np.array([added]))
+            self.context.board.publish(number, np.array([added, self.rank.has_assigned]))
 
         if kind == "train":
             self.model.train()
@@ -99,9 +99,10 @@ class ServedStage:
             self.rank.refresh()
         shipping.receive(self.homes.chosen(numbers, self.context.rank), 0, self.context.group)
 
-    def collect(self):
-        """Hand the caller the variables that change here."""
-        variables = self.homes.of(self.context.rank)
+    def collect(self, of_inference):
+        """Hand the caller the variables that change here, or those that do so in inference."""
+        rank = self.context.rank
+        variables = self.homes.state_of(rank) if of_inference else self.homes.of(rank)
         shipping.send([v._value for v in variables], 0, self.context.group)
 
 

@@ -1,4 +1,4 @@
-"""Layer state that a training step changes, made equal on all ranks.
+"""Layer state that a step changes, made equal on all ranks.
 
 Running statistics and the like start a step equal on all ranks and are moved by
 each rank's rows. Floating-point state becomes the average weighted with the
