@@ -378,3 +378,9 @@ from parallel_keras.keras_internals.training import (
 from parallel_keras.keras_internals.training import (
     wrap_batches as wrap_batches,
 )
+from parallel_keras.keras_internals.own_steps import (
+    watching_assigns as watching_assigns,
+)
+from parallel_keras.keras_internals.randomness import (
+    is_seed_state as is_seed_state,
+)
