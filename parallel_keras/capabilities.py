@@ -138,7 +138,7 @@ FEATURES = {
     "foreign_variable": Feature(
         "a variable that a step of the model's own assigns and that is none of the model's",
         "Hold it in an attribute of the model or of one of its layers, as a `keras.Variable`.",
-        _data("it is not copied to the replicas", ("tensorflow",)),
+        _data("what the replicas assign would not be brought together"),
     ),
     "branched_apply": Feature(
         "an `optimizer.apply` inside of `tf.cond`, `tf.while_loop` and the like",

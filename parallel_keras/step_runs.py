@@ -12,6 +12,7 @@ from keras import ops
 from parallel_keras import keras_internals, logs, step_state
 from parallel_keras.errors import UnsupportedError
 from parallel_keras.probe_rows import rows_of, take
+from parallel_keras.step_assigns import Assigns
 from parallel_keras.step_numbers import difference, number_of, same_numbers
 from parallel_keras.stress import NO_STRESS
 
@@ -69,13 +70,14 @@ class Runs:
         self.model, self.kind, self.kept, self.rest = model, kind, kept, rest
         self.scope = scope
         self.step = getattr(model, f"{kind}_step")
+        self.assigns = Assigns(model, _refuse_foreign, kept.note)
 
     def whole(self, data, rows):
         """On the first rows, of a batch that may be too large to be looked at."""
         total = rows_of(data)
         try:
             return self.run(take(data, slice(0, rows)))
-        except UnsupportedError:
+        except (UnsupportedError, Differs):
             raise
         except Exception as error:
             if rows == total:
@@ -118,6 +120,7 @@ class Runs:
         updates: list = []
 
         def hook(optimizer, gradients, variables, apply):
+            self.assigns.check_update(variables)
             arrays = [None if g is None else step_state.as_array(g) for g in gradients]
             values = [step_state.as_array(v) for v in variables]
             to_apply = [None if g is None else self.scope.kept_gradient(g) for g in gradients]
@@ -130,6 +133,7 @@ class Runs:
             self.scope.gradients_scaled(self.model, stress.gradients),
             keras_internals.results_of_metrics(self.model) as found,
             self.scope.running(self.kind),
+            self.assigns.watched(),
         ):
             result = self.step(data)
         _refuse_from_infinity(found.updated, then)
@@ -193,6 +197,10 @@ def _fill(metrics, changes):
             value = step_state.as_array(variable)
             more = 1 + step if value.dtype.kind in "iu" else 0.6180339887 * step + 0.37
             variable.assign(ops.cast(value + np.asarray(more, value.dtype), variable.dtype))
+
+
+def _refuse_foreign(variable):
+    raise Differs("foreign_variable", f"variable {variable.path}")
 
 
 def _refuse_from_infinity(metrics, then):

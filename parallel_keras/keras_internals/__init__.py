@@ -222,6 +222,9 @@ from parallel_keras.keras_internals.own_steps import (
 from parallel_keras.keras_internals.own_steps import (
     untrack as untrack,
 )
+from parallel_keras.keras_internals.own_steps import (
+    watching_assigns as watching_assigns,
+)
 from parallel_keras.keras_internals.randomness import (
     ensure_global_seed as ensure_global_seed,
 )
@@ -230,6 +233,9 @@ from parallel_keras.keras_internals.randomness import (
 )
 from parallel_keras.keras_internals.randomness import (
     global_seed_state as global_seed_state,
+)
+from parallel_keras.keras_internals.randomness import (
+    is_seed_state as is_seed_state,
 )
 from parallel_keras.keras_internals.randomness import (
     moved_seed as moved_seed,

@@ -56,6 +56,7 @@ def every_optimizer(model):
 
 class _Scope(threading.local):
     hook = None
+    watch = None
 
 
 _scope = _Scope()
@@ -238,3 +239,37 @@ def noting_new_variables(note, making=contextlib.nullcontext):
         yield
     finally:
         cls.__init__ = stock
+
+
+@contextlib.contextmanager
+def watching_assigns(watch):
+    """Have a function see each Keras variable that this thread assigns, before it does.
+
+    backend/torch/core.py, backend/tensorflow/core.py, 3.15.1: all of a variable's assigns go
+    through `_direct_assign`. On torch the updates of most optimizers do not, which change
+    many tensors at once.
+
+    Args:
+        watch: Function of the variable.
+    """
+    _watch_assigns()
+    before, _scope.watch = _scope.watch, watch
+    try:
+        yield
+    finally:
+        _scope.watch = before
+
+
+def _watch_assigns():
+    stock = keras.Variable._direct_assign
+    if hasattr(stock, "is_watched_by_parallel_keras"):
+        return
+
+    @functools.wraps(stock)
+    def direct_assign(variable, value):
+        if _scope.watch is not None:
+            _scope.watch(variable)
+        return stock(variable, value)
+
+    vars(direct_assign)["is_watched_by_parallel_keras"] = True
+    keras.Variable._direct_assign = direct_assign

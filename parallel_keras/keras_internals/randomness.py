@@ -40,6 +40,11 @@ def global_seed_state():
     return None if generator is None else generator.state
 
 
+def is_seed_state(variable):
+    """Whether a variable is the state of a seed generator, anybody's. seed_generator.py, 3.15.1."""
+    return variable.name == "seed_generator_state" and tuple(variable.shape) == (2,)
+
+
 def ensure_global_seed():
     """Make that state now, outside of any graph, where the first draw would be inside.
 

@@ -4,6 +4,8 @@ What differs between the backends in a user's code is here in one place: `Steps.
 takes gradients with `loss.backward()` on torch and a GradientTape on TensorFlow.
 """
 
+import os
+
 import keras
 import numpy as np
 from harness import BACKEND
@@ -613,6 +615,96 @@ class LargestState(Classifier):
     def train_step(self, data):
         found = super().train_step(data)
         self.largest.assign(ops.maximum(self.largest, ops.max(data[0])))
+        return found
+
+
+COUNTED = keras.Variable(0.0, trainable=False, name="counted")
+
+
+class ForeignGlobal(Classifier):
+    """Counts in a variable that is none of the model's."""
+
+    def train_step(self, data):
+        found = super().train_step(data)
+        COUNTED.assign_add(ops.cast(ops.shape(data[0])[0], "float32"))
+        return found
+
+
+class Plain:
+    """What Keras does not look into.
+
+    Args:
+        **things: Its attributes.
+    """
+
+    def __init__(self, **things):
+        vars(self).update(things)
+
+
+class ForeignLater(ForeignGlobal):
+    """The same, from the third step on, in the process of the caller or in the others.
+
+    Args:
+        in_caller: Boolean.
+    """
+
+    def __init__(self, in_caller):
+        super().__init__()
+        self.caller, self.in_caller = os.getpid(), in_caller
+
+    def train_step(self, data):
+        is_here = (os.getpid() == self.caller) == self.in_caller
+        if is_here and int(self.optimizer.iterations) == 2:
+            return super().train_step(data)
+        return Classifier.train_step(self, data)
+
+
+DRAWS = keras.random.SeedGenerator(7)
+
+
+class ForeignDraws(Classifier):
+    """Draws from a generator of nobody's, and from Keras's own.
+
+    Dropout at such a rate has no effect on the numbers, but draws.
+    """
+
+    def train_step(self, data):
+        x = keras.random.dropout(data[0], 1e-12, seed=DRAWS)
+        x = keras.random.dropout(x, 1e-12)
+        return super().train_step((x, *data[1:]))
+
+
+class ForeignAttribute(Classifier):
+    """Keeps a mean of the losses where Keras does not see it."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = Plain(mean=keras.Variable(0.0, trainable=False, name="hidden_mean"))
+
+    def train_step(self, data):
+        found = super().train_step(data)
+        error = ops.mean(self.compute_loss(y=data[1], y_pred=self(data[0])))
+        self.kept.mean.assign(0.9 * self.kept.mean + 0.1 * ops.stop_gradient(error))
+        return found
+
+
+class ForeignClosure(Classifier):
+    """Trains a weight that a function holds."""
+
+    def __init__(self):
+        super().__init__()
+        scale = keras.Variable(np.ones(3, "float32"), name="held_scale")
+        self.scale = lambda: scale
+        self.of_scale = keras.optimizers.SGD(0.1)
+
+    def train_step(self, data):
+        found = super().train_step(data)
+        scale = self.scale()
+
+        def loss_of():
+            return self.compute_loss(y=data[1], y_pred=ops.softmax(self(data[0]) * scale))
+
+        self.update(self.of_scale, [scale], loss_of)
         return found
 
 

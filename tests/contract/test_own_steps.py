@@ -354,6 +354,9 @@ REFUSED = {
     "smallest_in_a_metric": (step_models.SmallestMetric, ["metric smallest"]),
     "infinite_metric": (step_models.LaterMetric, ["metric later", "starts at infinity"]),
     "largest_in_a_variable": (step_models.LargestState, ["variable", "largest"]),
+    "foreign_global": (step_models.ForeignGlobal, ["none of the model's", "variable counted"]),
+    "foreign_attribute": (step_models.ForeignAttribute, ["none of the model's", "hidden_mean"]),
+    "foreign_closure": (step_models.ForeignClosure, ["none of the model's", "held_scale"]),
     "fixed_rows": (step_models.FixedRows, ["keras.ops.shape(x)[0]", "7 of its 16 rows"]),
 }
 
@@ -381,6 +384,26 @@ def test_refused_by_name(name):
     model.set_strategy(None)
     fit(model, **rows.classes(48), **OPTIONS)
     assert number(model.optimizer.iterations) == 3
+
+
+def test_a_variable_of_nobody_s_stays_what_it_was():
+    model = make(step_models.ForeignGlobal, compiled(own_steps.adam, metrics=None)(), "data=2")
+    step_models.COUNTED.assign(5.0)
+    with pytest.raises(pk.UnsupportedError, match="variable counted"):
+        fit(model, **rows.classes(48), **OPTIONS)
+    assert number(step_models.COUNTED) == 5
+
+
+@pytest.mark.backend("torch")
+@pytest.mark.parametrize("in_caller", [True, False], ids=["caller", "worker"])
+def test_a_variable_of_nobody_s_is_refused_when_it_is_first_assigned(in_caller):
+    """On TensorFlow a branch of Python's own is one of the traced step."""
+    arguments = compiled(own_steps.adam, metrics=None)()
+    model = make(lambda: step_models.ForeignLater(in_caller), arguments, "data=2")
+    step_models.COUNTED.assign(5.0)
+    with pytest.raises(pk.UnsupportedError, match=r"(?s)none of the model's.*variable counted"):
+        fit(model, **rows.classes(64), **OPTIONS)
+    assert number(step_models.COUNTED) == 5
 
 
 @pytest.mark.backend("torch")

@@ -8,11 +8,13 @@ and so makes the calls that the others make.
 
 import torch
 
-from parallel_keras import features, keras_internals
+from parallel_keras import capabilities, features, keras_internals
 from parallel_keras.backends.torch import shipping, step_scope
 from parallel_keras.backends.torch.metrics import metric_variables
 from parallel_keras.backends.torch.own_gradients import UpdateReducer
 from parallel_keras.backends.torch.own_state import StateWatch
+from parallel_keras.step_assigns import Assigns
+from parallel_keras.strategies import DataParallel
 
 
 class OwnStep:
@@ -28,11 +30,14 @@ class OwnStep:
 
     def __init__(self, model, world_size, group, device, laps):
         self.model = model
+        self.world_size = world_size
         self.laps = laps
         variables = shipping.variables_of(model)
         self.reducer = UpdateReducer(group, device, world_size, variables)
         self.watch = StateWatch(model, group, device, world_size, variables)
+        self.assigns = Assigns(model, self._refuse)
         self.share = 0.0
+        self.kind = "train"
 
     def run(self, kind, data, share, steady=frozenset()):
         """One step.
@@ -46,13 +51,17 @@ class OwnStep:
         Returns:
             What the step returned.
         """
-        self.share = share
+        self.share, self.kind = share, kind
         if kind == "train":
             self.laps.begin()
         else:
             self.laps.interrupt()
         self.watch.begin()
-        with step_scope.synchronizing(self._update), step_scope.running(kind):
+        with (
+            step_scope.synchronizing(self._update),
+            step_scope.running(kind),
+            self.assigns.watched(),
+        ):
             result = getattr(self.model, f"{kind}_step")(data)
         self.laps.lap("compute")
         self.reducer.end()
@@ -66,6 +75,7 @@ class OwnStep:
 
     def _update(self, optimizer, gradients, variables, apply):
         self.laps.lap("compute")
+        self.assigns.check_update(variables)
         self.watch.before_update()
         gradients = self.reducer.reduce(gradients, variables, self.share)
         self.laps.lap("all-reduce")
@@ -73,6 +83,10 @@ class OwnStep:
             apply(gradients)
         self.watch.after_update()
         self.laps.lap("update")
+
+    def _refuse(self, variable):
+        received = f"{type(self.model).__name__}.{self.kind}_step: variable {variable.path}"
+        capabilities.check("foreign_variable", DataParallel(self.world_size), "torch", received)
 
 
 class Numbered:

@@ -93,6 +93,13 @@ CASES = [
         "own_train_step_small_batches", data=lambda: rows.classes(11), fit={"batch_size": 2}
     ),
     classifier("own_train_step_one_row", data=lambda: rows.classes(5), fit={"batch_size": 1}),
+    case(
+        "own_foreign_draws",
+        step_models.ForeignDraws,
+        compile=compiled(adam),
+        backend="torch",
+        quick=(2,),
+    ),
     *(
         case(
             f"own_torch_{kind.lower()}",
