@@ -64,15 +64,16 @@ def taken_away(left):
 
 
 # Keras's own way through structures sorts the keys of a dict, which may be anything here.
+# The lists and dicts of a layer are of classes of Keras's own.
 
 
 def _tensors(value):
     if isinstance(value, torch.Tensor):
         yield value
-    elif type(value) in (list, tuple):
+    elif isinstance(value, (list, tuple)):
         for inner in value:
             yield from _tensors(inner)
-    elif type(value) is dict:
+    elif isinstance(value, dict):
         for inner in value.values():
             yield from _tensors(inner)
 
@@ -80,8 +81,8 @@ def _tensors(value):
 def _numbers_only(value):
     if isinstance(value, torch.Tensor):
         return None if value.is_meta else value.detach()
-    if type(value) in (list, tuple):
-        return type(value)(map(_numbers_only, value))
-    if type(value) is dict:
+    if isinstance(value, (list, tuple)):
+        return (tuple if isinstance(value, tuple) else list)(map(_numbers_only, value))
+    if isinstance(value, dict):
         return {key: _numbers_only(inner) for key, inner in value.items()}
     return value
