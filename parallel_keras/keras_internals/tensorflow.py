@@ -42,8 +42,8 @@ def _refuse_variables_of_another(values):
         if getattr(value, "_distribute_strategy", None) is not None:
             raise UnsupportedError(
                 "A model without a strategy cannot train a variable that it shares with a model "
-                "under strategy='data'. Give both the same one, as with "
-                f"`pk.parallelize(model, 'data')`. Received: variable {value.name}"
+                "under strategy='data'. Give both the same one, with "
+                f"`compile(..., strategy='data')`. Received: variable {value.name}"
             )
 
 

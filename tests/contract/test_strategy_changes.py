@@ -365,11 +365,11 @@ def test_a_model_without_a_strategy_does_not_train_what_another_one_has():
     parallel, plain = _two_that_share("data=2", None)
     fit(parallel, **rows.classes(), **OPTIONS)
     before = plain.get_weights()
-    with pytest.raises(pk.UnsupportedError, match="(?s)shares with.*parallelize.*Received"):
+    with pytest.raises(pk.UnsupportedError, match="(?s)shares with.*compile.*Received"):
         fit(plain, **rows.classes(), **OPTIONS)
     for old, new in zip(before, plain.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
-    pk.parallelize(plain, "data=2")
+    plain.compile(adam(), "sparse_categorical_crossentropy", strategy="data=2")
     fit(plain, **rows.classes(), **OPTIONS)
 
 
