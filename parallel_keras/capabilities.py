@@ -332,6 +332,11 @@ FEATURES = {
         "Use strategy='model', or the torch backend.",
         _spread("its gradient would be another", ("tensorflow",)),
     ),
+    "moving_weight": Feature(
+        "a layer that moves a weight that trains in each `call`",
+        "Use one micro-batch, or move it in a callback.",
+        _pipeline("it would move with each micro-batch", ("torch",)),
+    ),
     "layer_metric": Feature(
         "a metric inside a layer",
         "Pass it to `compile(metrics=...)`, or track the value as an output.",

@@ -665,3 +665,40 @@ def test_an_optimizer_that_was_built_for_another_model_raises(optimizer):
     assert BACKEND == "tensorflow" or "Unknown variable" in str(caught.value)
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
+
+
+class Shrinks(keras.layers.Layer):
+    """Makes its weight smaller each time that it is called in training."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 8), name="kernel")
+
+    def call(self, x, training=None):
+        if training:
+            self.kernel.assign(self.kernel * 0.9)
+        return keras.ops.tanh(x @ self.kernel)
+
+
+@pytest.mark.backend("torch")
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_weight_that_each_call_moves_is_refused(stage):
+    """TensorFlow refuses each layer that assigns a weight that trains."""
+
+    def build():
+        x = keras.Input((6,))
+        order = [keras.layers.Dense(6), Shrinks()]
+        y = x
+        for layer in order if stage else order[::-1]:
+            y = layer(y)
+        return keras.Model(x, keras.layers.Dense(3, activation="softmax")(y))
+
+    balance = [1, 2]
+    model = make(build, compiled(adam)(), pk.PipelineParallel(2, microbatches=4, balance=balance))
+    with pytest.raises(pk.UnsupportedError, match="(?s)moves a weight.*Received.*kernel"):
+        fit(model, **rows.classes(16), **OPTIONS)
+    one = pk.PipelineParallel(2, microbatches=1, balance=balance)
+    records = []
+    for strategy in (None, one):
+        model = make(build, compiled(adam)(), strategy)
+        records.append({"history": fit(model, **rows.classes(), **OPTIONS), **state(model)})
+    compare("moved_weight", "pipeline", *records)

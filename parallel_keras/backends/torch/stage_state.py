@@ -31,6 +31,9 @@ class StageState:
         self._changes: dict = {}  # by id of a variable of `others` of floating-point numbers
         self._wholes: dict = {}  # by id: one of whole numbers, and what is in it afterwards
         self._moments: dict = {id(layer): [] for layer in self.norms}
+        weights = [v for layer in layers for v in layer.trainable_variables]
+        self._weights = list({id(v): v for v in weights}.values())
+        self._assigned: dict = {}  # by id of a weight: what the first micro-batch has made of it
 
     @contextlib.contextmanager
     def microbatch(self, share, counts=True):
@@ -41,6 +44,7 @@ class StageState:
             counts: Bool. False where a forward pass is computed a second time.
         """
         notes: list = [[] for _ in self.norms]
+        versions = [v._value._version for v in self._weights]
         try:
             with contextlib.ExitStack() as stack:
                 for layer, noted in zip(self.norms, notes, strict=True):
@@ -51,6 +55,9 @@ class StageState:
                     self._moments[id(layer)].append(noted)
                 for variable in self.others:
                     self._note(variable, share)
+                for variable, version in zip(self._weights, versions, strict=True):
+                    if variable._value._version != version:
+                        self._note_assigned(variable)
         finally:
             # torch ends a second pass by an exception, when it has what it needs.
             for kept in self._kept.values():
@@ -73,6 +80,13 @@ class StageState:
         if known is not value and not torch.equal(known, value):
             received = f"variable {variable.path} differs from micro-batch to micro-batch"
             capabilities.check("whole_numbers", self.strategy, "torch", received)
+
+    def _note_assigned(self, variable):
+        """A weight that a call keeps within bounds is the same after each; others move on."""
+        value = variable._value.detach()
+        known = self._assigned.setdefault(id(variable), value.clone())
+        if not torch.allclose(known, value, rtol=1e-4, atol=1e-6):
+            capabilities.check("moving_weight", self.strategy, "torch", f"variable {variable.path}")
 
     def finish(self):
         """After all forward passes: change the state, once."""
