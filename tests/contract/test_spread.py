@@ -169,10 +169,10 @@ def test_torch_workers_hold_no_copy_of_the_data():
         return x.nbytes
 
     def held():
-        found = [child for child in psutil.Process().children() if child.name() == name]
+        children = psutil.Process().children()
+        found = [child for child in children if "worker_main" in " ".join(child.cmdline())]
         return sum(child.memory_full_info().uss for child in found)
 
-    name = psutil.Process().name()
     model = make(lambda: keras.Sequential([keras.Input((6000,)), layers.Dense(1)]),
                  compiled(loss="mse", metrics=None)(), "data=2")  # fmt: skip
     fit(64)

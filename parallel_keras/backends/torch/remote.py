@@ -42,16 +42,18 @@ def make_local(parameters):
         vars(parameter).pop(_FETCH, None)
 
 
-def bring_home(parameters, but):
+def bring_home(parameters, model):
     """Bring those parameters up to date that another model has left with its workers.
 
     Args:
         parameters: List of tensors.
-        but: The `fetch` of the model that asks: what it has left stays there.
+        model: The Keras model that asks: what it has left stays there.
     """
     for parameter in parameters:
-        if type(parameter) is RemoteParameter and vars(parameter)[_FETCH] != but:
-            vars(parameter)[_FETCH]()
+        if type(parameter) is RemoteParameter:
+            fetch = vars(parameter)[_FETCH]
+            if fetch.__self__.model is not model:
+                fetch()
 
 
 def versions(parameters):

@@ -41,6 +41,11 @@ class Shipment:
         """The workers hold the model: make what the caller needs as rank 0."""
         raise NotImplementedError
 
+    @property
+    def model(self):
+        """The Keras model that is sent."""
+        return self.lowering.model
+
     def collect(self):
         """Bring what only the workers hold to the caller."""
 
@@ -153,7 +158,7 @@ class Shipment:
         variables = (
             self.forwarder.variables if known else shipping.variables_of(self.lowering.model)
         )
-        remote.bring_home([v._value for v in variables], self.collect)
+        remote.bring_home([v._value for v in variables], self.lowering.model)
 
     def has_woken(self):
         """Whether what was false when the model was probed is so no more; said once."""
