@@ -70,13 +70,14 @@ def measure(backend, command, sides, steps, options):
         for _ in range(1 if options.quick else options.rounds):
             for side in sides:
                 count = _QUICK_STEPS if options.quick else steps[model]
-                figures = _run(backend, command(side, model, count))
+                figures = run(backend, command(side, model, count))
                 print(backend, model, side, figures, flush=True)
                 results.add(side, model, figures)
     return results
 
 
-def _run(backend, command):
+def run(backend, command):
+    """What a program that is a side, or several in turn, has measured."""
     environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [str(part) for part in command]
     done = subprocess.run(

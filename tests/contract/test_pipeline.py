@@ -65,7 +65,7 @@ def test_any_graph(case, strategy):
     check(case, strategy(case))
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [False, pytest.param(True, marks=LONG_WHERE_TRACED)])
 @pytest.mark.parametrize(
     "points",
     [
