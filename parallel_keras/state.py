@@ -70,7 +70,7 @@ class State:
             chosen = self.strategy if strategy is _UNSET else parse(strategy)
             self._check(chosen)
             # Asked for once, as Keras does at the first `compile`, it stays away from the flag.
-            self.model.jit_compile  # noqa: B018
+            self.model.jit_compile  # noqa: B018  reading it resolves it
             self.auto_jit = False
             with self._choosing(chosen):
                 type(self.model).compile(self.model, *args, **kwargs)

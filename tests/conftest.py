@@ -13,7 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 if BACKEND:
     # Before anything starts TensorFlow, which fixes the number of CPU devices.
-    import parallel_keras  # noqa: F401
+    import parallel_keras  # noqa: F401  imported for what it does to TensorFlow
 
 
 def pytest_addoption(parser):

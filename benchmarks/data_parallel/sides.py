@@ -18,10 +18,15 @@ DEVICES = 2
 CORES = os.cpu_count() or 1
 
 
+def milliseconds(times, warm_up=WARM_UP):
+    """The median of what the steps took that end at these times, after a warm-up."""
+    steps = zip(times[warm_up:], times[warm_up + 1 :], strict=False)
+    return statistics.median(1000 * (end - start) for start, end in steps)
+
+
 def report(times, **more):
     """What `run.py` reads."""
-    steps = [1000 * (b - a) for a, b in zip(times[WARM_UP:], times[WARM_UP + 1 :], strict=False)]
-    print("RESULT " + json.dumps({"ms": statistics.median(steps), **more}), flush=True)
+    print("RESULT " + json.dumps({"ms": milliseconds(times), **more}), flush=True)
 
 
 # ---- Keras's fit --------------------------------------------------------------
@@ -37,20 +42,23 @@ def compiled(name):
     return model
 
 
-def fit(model, name, steps, loader=None):
+def times_of_fit(model, *data, **options):
+    """When each step of a `fit` ended."""
     import keras
-    import models
 
     times = []
     watch = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: times.append(time.perf_counter())
     )
-    x, y = models.data(name, steps)
-    if loader is None:
-        model.fit(x, y, batch_size=models.BATCH[name], shuffle=True, verbose=0, callbacks=[watch])
-    else:
-        model.fit(loader(x, y, models.BATCH[name]), verbose=0, callbacks=[watch])
-    report(times)
+    model.fit(*data, verbose=0, callbacks=[watch], **options)
+    return times
+
+
+def fit(model, name, steps):
+    import models
+
+    data = models.data(name, steps)
+    report(times_of_fit(model, *data, batch_size=models.BATCH[name], shuffle=True))
 
 
 def plain(name, steps):
@@ -98,15 +106,10 @@ def ours_2_loader(name, steps):
                     return
                 yield batch
 
-    import keras
     import models
 
-    model, times = pk.parallelize(compiled(name), pk.DataParallel(DEVICES)), []
-    watch = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: times.append(time.perf_counter())
-    )
-    x, y = models.data(name, steps)
-    model.fit(loader(x, y, models.BATCH[name]), verbose=0, callbacks=[watch])
+    model = pk.parallelize(compiled(name), pk.DataParallel(DEVICES))
+    times = times_of_fit(model, loader(*models.data(name, steps), models.BATCH[name]))
     measured = times[-1] - times[WARM_UP]
     report(times, waiting=sum(waited[WARM_UP + 2 : -1]) / measured)
 

@@ -48,7 +48,7 @@ def test_precision(case, strategy):
 def test_one_replica_where_keras_would_not_compute():
     devices = pk.list_devices()
     if len(devices) < 2:
-        pytest.skip("one device")
+        pytest.skip("it computes on the second device, and there is one")
     case = next(case for case in optimizers.CASES if case.name == "clipnorm")
     check(case, pk.DataParallel(devices[1:2]))
 

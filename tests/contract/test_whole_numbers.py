@@ -110,7 +110,7 @@ MODELS = {
     "count_on_the_second": lambda: _second(Count()),
     "flag_on_the_second": lambda: _second(Flag()),
 }
-CASES = [
+RUNS = [
     *((name, "data=2") for name in ("step", "place_in_step", "count", "flag", "place")),
     *((name, "pipeline=2") for name in ("count", "flag_on_the_second")),
     ("count_on_the_second", pk.PipelineParallel(2, recompute=True)),
@@ -123,7 +123,7 @@ CASES = [
         id=f"{case[0]}-{case[1]}".split("(")[0],
         marks=[] if case in TRACED else LONG_WHERE_TRACED,
     )
-    for case in CASES
+    for case in RUNS
 ]
 
 
