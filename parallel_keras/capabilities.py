@@ -183,6 +183,26 @@ FEATURES = {
             "values on parts of the rows"
         ),
     ),
+    "loss_state": Feature(
+        "a loss that keeps state from batch to batch",
+        "Change what it depends on in a callback, between the batches, or use strategy='data'.",
+        _pipeline("its state would move with each micro-batch"),
+    ),
+    "loss_assigns": Feature(
+        "a loss that assigns a variable of the model",
+        "Assign it in a layer's `call`, or in a callback.",
+        _data("the ranks that do not compute the loss would not see it", ("torch",)),
+    ),
+    "loss_reads": Feature(
+        "a loss that reads a variable of the model",
+        "Add what depends on it with `add_loss` in its layer, or as a regularizer.",
+        _pipeline("what it adds to the gradient would be lost to the stage of the variable"),
+    ),
+    "penalty_state": Feature(
+        "a regularizer that keeps state from call to call",
+        "Change what it depends on in a callback, between the batches.",
+        _spread("it is not called equally often on all ranks", ("torch",)),
+    ),
     "batch_added_loss": Feature(
         "an `add_loss` that is neither a mean nor a sum over the rows of the batch",
         "Add the mean or the sum over the rows, or pass the loss to `compile`.",
@@ -295,12 +315,17 @@ FEATURES = {
     "ragged": Feature(
         "ragged or sparse tensors in a batch",
         "Pad to dense tensors.",
-        _spread("their rows cannot be sliced yet", ("tensorflow",)),
+        _spread("their rows cannot be sliced yet"),
     ),
     "row_shape": Feature(
         "a batch whose arrays have different numbers of rows",
         "Give every input, target and weight the batch as its first dimension.",
         _spread("it cannot be cut into parts of its rows"),
+    ),
+    "no_rows": Feature(
+        "a batch without rows",
+        "Leave such batches out.",
+        _spread("there is nothing to cut into parts"),
     ),
     "row_output": Feature(
         "an output without one entry per row",

@@ -9,7 +9,7 @@ import inspect
 import keras
 from keras import tree
 
-from parallel_keras import keras_internals, raw_variables
+from parallel_keras import keras_internals, loss_state, raw_variables
 
 _MAKERS = ("make_train_function", "make_test_function", "make_predict_function")
 # Keras's two names for the mean over the rows.
@@ -40,6 +40,10 @@ def of_model(model):
     for variable in model.variables:
         if getattr(variable, "overwrite_with_gradient", False):
             yield "overwrite_with_gradient", f"variable {variable.path}"
+    own = (v.regularizer for v in model.variables)
+    penalized = [v for v, r in zip(model.variables, own, strict=True) if r and not is_keras(r)]
+    for received in loss_state.of_penalties(penalized):
+        yield "penalty_state", received
 
 
 def own_steps(model):

@@ -12,13 +12,14 @@ beside them, as the buffers of `torch.nn` modules, is put back.
 
 from keras import tree
 
-from parallel_keras import backends, batch, capabilities, keras_internals, resting
+from parallel_keras import backends, batch, capabilities, keras_internals, loss_state, resting
 from parallel_keras.errors import UnsupportedError
 from parallel_keras.probe_forward import Forward, probe_forward
 from parallel_keras.probe_known import Findings as Findings
 from parallel_keras.probe_known import is_enough as is_enough
 from parallel_keras.probe_known import known as known
 from parallel_keras.probe_known import needs_probe as needs_probe
+from parallel_keras.probe_known import unknown_losses
 from parallel_keras.probe_losses import probe_losses
 from parallel_keras.probe_metrics import probe_metrics
 from parallel_keras.probe_rows import rows_of, take
@@ -76,6 +77,18 @@ def _probe_compiled(model, data, y_pred, parts, shares, refuse):
     found = known(model)
     if not model.compiled or data[1] is None or found.of_the_batch:
         return found
+    losses = unknown_losses(model)
+    with loss_state.kept(losses):
+        beside = loss_state.look_at(model, losses, data[1:], y_pred)
+    for feature, received in (
+        ("loss_state", beside.changed),
+        ("loss_assigns", beside.assigned),
+        ("loss_reads", beside.read),
+    ):
+        if received:
+            refuse(feature, received)
+    if beside.changed:
+        return Findings(of_the_batch=beside.changed)
     if any(keras_internals.keras_mask(leaf) is not None for leaf in tree.flatten(y_pred)):
         return Findings(of_the_batch="the loss of an output with a mask")
     loss = probe_losses(model, data, y_pred, parts, shares)

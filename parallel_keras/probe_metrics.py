@@ -41,6 +41,9 @@ def probe_metrics(model, data, y_pred, parts, shares):
                 text = f"{_described(metric)}, with larger numbers ({said}),"
                 return Findings(of_the_batch=text)
         if SUM not in ways:
+            if not all(keras.backend.is_float_dtype(v.dtype) for v in metric.variables):
+                # Of a counter of batches there is no part that a share of the rows would count.
+                return Findings(of_the_batch=_described(metric))
             averaged.update(keys)
     return Findings(averaged=frozenset(averaged))
 

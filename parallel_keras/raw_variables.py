@@ -39,7 +39,9 @@ def of_layer(layer, is_of_keras):
     classes = [cls for cls in reversed(type(layer).__mro__) if _may_be_the_users(cls)]
     own = {name: value for cls in classes for name, value in vars(cls).items()}
     own = {name: value for name, value in own.items() if name not in _NOT_IN_A_STEP}
-    references_of = functools.partial(_references, home={_package(cls) for cls in classes})
+    references_of = functools.partial(
+        references_of_users, home={package_of(cls) for cls in classes}
+    )
     return [name for name, value in {**own, **held}.items() if _holds_one(value, references_of)]
 
 
@@ -48,7 +50,7 @@ def _holds_one(value, references_of):
     return any(keras_internals.is_raw_tf_variable(one) for one, _ in found)
 
 
-def _references(value, home):
+def references_of_users(value, home):
     """As `references.of`, for what may lead to the user's variables.
 
     Args:
@@ -103,11 +105,11 @@ def _of_others(value):
 
 
 def _is_of_others(thing):
-    return _package(thing) in _OF_OTHERS
+    return package_of(thing) in _OF_OTHERS
 
 
 def _may_be_the_users(thing):
-    return not _is_of_others(thing) and _package(thing) not in sys.stdlib_module_names
+    return not _is_of_others(thing) and package_of(thing) not in sys.stdlib_module_names
 
 
 def _is_of_a_library(thing, home):
@@ -115,14 +117,14 @@ def _is_of_a_library(thing, home):
 
     What these refer to has no end: it may be all that a notebook has.
     """
-    if _package(thing) in home:
+    if package_of(thing) in home:
         return False
     file = getattr(sys.modules.get(_module_name(thing)), "__file__", None) or ""
     is_installed = not _INSTALLED.isdisjoint(pathlib.PurePath(file).parts)
     return is_installed or not _may_be_the_users(thing)
 
 
-def _package(thing):
+def package_of(thing):
     return _module_name(thing).partition(".")[0]
 
 

@@ -17,6 +17,7 @@ from parallel_keras import (
     features,
     files,
     foreign,
+    keras_internals,
     methods,
     placement,
 )
@@ -52,6 +53,7 @@ class State:
         members["strategy"] = self.strategy
         members["compile"] = self._compile()
         members["_resolve_auto_jit_compile"] = self._resolve_auto_jit_compile
+        members["_setattr_hook"] = self._setattr_hook
         for kind in KINDS:
             members[f"make_{kind}_function"] = functools.partial(self._make_function, kind)
         for name in RUNS:
@@ -85,10 +87,24 @@ class State:
         @functools.wraps(stock)
         def run(*args, **kwargs):
             method = getattr(type(self.model), name)
-            with self._session(name, method, args, kwargs):
+            with self._session(name, method, args, kwargs), self._named_if_no_batch(name):
                 return method(self.model, *args, **kwargs)
 
         return self._as_method(run, stock)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _named_if_no_batch(name):
+        """Say it where `predict` was given no batch: Keras then fails over a name of its own."""
+        try:
+            yield
+        except UnboundLocalError as error:
+            if name != "predict" or not keras_internals.is_about_no_batch(error):
+                raise
+            raise ValueError(
+                "`predict` was given no rows, so there is no output that it could return. "
+                "Received: data without a batch"
+            ) from error
 
     def _save(self):
         stock = type(self.model).save
@@ -186,6 +202,14 @@ class State:
             return type(self.model)._resolve_auto_jit_compile(self.model)
         return False
 
+    def _setattr_hook(self, name, value):
+        if name == "strategy":
+            raise AttributeError(
+                "`model.strategy` can be read, not set: call model.set_strategy(...) or "
+                f"model.compile(..., strategy=...). Received: model.strategy={value!r}"
+            )
+        return type(self.model)._setattr_hook(self.model, name, value)
+
     @property
     def is_xla_without_strategy(self):
         """Whether Keras alone would compile the model's steps with XLA."""
@@ -202,12 +226,6 @@ class State:
         return None
 
     def _prepare(self):
-        if vars(self.model).get("strategy") is not self.strategy:
-            raise ValueError(
-                "`model.strategy` can be read, not set: call model.set_strategy(...) or "
-                "model.compile(..., strategy=...). Received: "
-                f"model.strategy={vars(self.model).get('strategy')!r}"
-            )
         self._check_features()
         if self.strategy.name != "single":
             foreign.refuse(self.model, self.strategy)

@@ -352,6 +352,9 @@ from parallel_keras.keras_internals.training import (
     compute_loss as compute_loss,
 )
 from parallel_keras.keras_internals.training import (
+    is_about_no_batch as is_about_no_batch,
+)
+from parallel_keras.keras_internals.training import (
     is_array_adapter as is_array_adapter,
 )
 from parallel_keras.keras_internals.training import (

@@ -38,6 +38,7 @@ INSTANCE_OVERRIDES = (
     "make_test_function",
     "make_predict_function",
     "_resolve_auto_jit_compile",
+    "_setattr_hook",
     "_symbolic_build",
     "_maybe_symbolic_build",
     "reset_metrics",

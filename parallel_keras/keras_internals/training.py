@@ -40,6 +40,11 @@ def compiled_loss(model, targets, y_pred):
     return [] if loss is None else [loss]
 
 
+def is_about_no_batch(error):
+    """Whether an UnboundLocalError is that of `predict` without a batch. trainer.py, 3.15.1."""
+    return "'batch_outputs'" in str(error)
+
+
 def update_metrics(model, targets, y_pred, loss, rows):
     """The metrics of a step, by Keras's own rule. trainer.py, 3.15.1."""
     y, sample_weight = targets

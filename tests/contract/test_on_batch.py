@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import rows
 from cases import compiled
-from harness import check_scenario, compare, fit, make, scenarios, state
+from harness import BACKEND, check_scenario, compare, fit, make, scenarios, state
+
+import parallel_keras as pk
 
 SIZES = (1, 2, 5, 23)
 
@@ -98,6 +100,21 @@ def mixed_calls(strategy):
 )
 def test_equals_plain_keras(scenario, strategy):
     check_scenario(scenario, strategy)
+
+
+NOTHING = {"x": np.zeros((0, 6), "float32"), "y": np.zeros((0,), "int64")}
+
+
+@pytest.mark.parametrize("strategy", ["data=3", "pipeline=2"])
+def test_no_rows(strategy):
+    model = make(models.mlp, compiled()(), strategy)
+    with pytest.raises(ValueError, match="given no rows.*Received"):
+        model.predict(NOTHING["x"], verbose=0)
+    if BACKEND == "tensorflow":
+        # Keras on torch fails over it.
+        assert model.evaluate(**NOTHING, verbose=0) == []
+    with pytest.raises(pk.UnsupportedError, match="a batch without rows.*Received"):
+        model.train_on_batch(**NOTHING)
 
 
 class CountRows(keras.metrics.Metric):

@@ -7,6 +7,8 @@ graph executor overlaps them.
 
 from typing import Any
 
+import tensorflow as tf
+
 from parallel_keras import keras_internals
 from parallel_keras.backends.pipelined import Pipelined
 from parallel_keras.backends.tensorflow import clock
@@ -49,6 +51,11 @@ class Lowering(WholeBatches, Pipelined):
 
     def needs_probe(self):
         return self.cuts_batches and super().needs_probe()
+
+    def staged(self, x, training):
+        # Costs are worked out with numbers, also where a cut is first needed in a graph.
+        with tf.init_scope():
+            return super().staged(x, training)
 
     def will_run_on(self, x):
         self._inputs = x

@@ -92,7 +92,9 @@ def total_rows(data, strategy):
     if any(shape.rank == 0 for shape in shapes):
         check("row_shape", strategy, "tensorflow", f"shapes {[tuple(s) for s in shapes]}")
     known = {shape[0] for shape in shapes if shape[0] is not None}
-    if len(known) > 1 or known == {0}:
+    if known == {0}:
+        check("no_rows", strategy, "tensorflow", f"shapes {[tuple(s) for s in shapes]}")
+    if len(known) > 1:
         check("row_shape", strategy, "tensorflow", f"shapes {[tuple(s) for s in shapes]}")
     if len(known) == 1 and all(shape[0] is not None for shape in shapes):
         return known.pop()

@@ -23,6 +23,9 @@ def as_tensors(data, strategy):
 
 def _tensor(leaf, strategy):
     """A leaf of a batch as a CPU tensor that shares its memory where it can."""
+    if isinstance(leaf, torch.Tensor) and (leaf.is_nested or leaf.layout != torch.strided):
+        received = "a nested tensor" if leaf.is_nested else f"a tensor of layout {leaf.layout}"
+        capabilities.check("ragged", strategy, "torch", received)
     if leaf is None or isinstance(leaf, torch.Tensor):
         return leaf
     try:
@@ -41,5 +44,6 @@ def rows_of(data, strategy):
     total = forwarding.row_count(data)
     if not total:
         shapes = [tuple(leaf.shape) for leaf in leaves(data) if leaf is not None]
-        capabilities.check("row_shape", strategy, "torch", f"shapes {shapes}")
+        feature = "row_shape" if total is None else "no_rows"
+        capabilities.check(feature, strategy, "torch", f"shapes {shapes}")
     return total

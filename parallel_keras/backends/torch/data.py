@@ -329,11 +329,11 @@ class _Replicas(Shipment):
         self.own: Any = None
         self.metrics: Any = None
 
-    def deliver(self, skeleton, tensors):
+    def deliver(self, skeleton, tensors, others):
         lowering = self.lowering
         self.has_user_layers = features.has_user_layers(lowering.model)
         specs = shipping.specs(tensors)
-        message = ("ship", lowering.key, skeleton, specs, self.has_user_layers)
+        message = ("ship", lowering.key, skeleton, specs, others, self.has_user_layers)
         lowering.pool.broadcast_message(message)
         for tensor in tensors:
             shipping.broadcast(tensor, lowering.pool.group)

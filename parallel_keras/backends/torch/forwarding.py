@@ -28,15 +28,18 @@ class Forwarder:
     Args:
         model: The model.
         variables: List of Keras variables in the order of all ranks.
+        others: List of `shipping.Other` in that order.
 
     Attributes:
+        variables: The two lists as one.
         has_woken: Bool. Whether an attribute that had been zero, false or `None` until then
             has got another value: what is multiplied with it, or done if it is true, has
             not been seen yet. Set to `False` by whoever has looked; once for each attribute.
     """
 
-    def __init__(self, model, variables):
-        self.variables = variables
+    def __init__(self, model, variables, others):
+        self.variables = [*variables, *others]
+        self._of_model = variables
         self.holders = holders(model)
         base = set(vars(keras.layers.Layer())) | set(vars(keras.Model()))
         self._plain = []
@@ -62,8 +65,8 @@ class Forwarder:
             [vars(v), key, vars(v)[key]] for v in model.variables for key in keras_internals.RULES
         ]
         self._sizes = [len(vars(holder)) for holder in self.holders]
-        self._flags = [v.trainable for v in variables]
-        self._values = [v._value for v in variables]
+        self._flags = [v.trainable for v in self.variables]
+        self._values = [v._value for v in self.variables]
         self._buffers = [n for n, v in enumerate(variables) if isinstance(v, buffers.Buffer)]
         self.taken()
 
@@ -87,8 +90,8 @@ class Forwarder:
         return (
             [id(holder) for holder in found] == [id(holder) for holder in self.holders]
             and [len(vars(holder)) for holder in found] == self._sizes
-            and [id(v) for v in variables] == [id(v) for v in self.variables]
-            and all(v._value is value for v, value in zip(variables, self._values, strict=True))
+            and [id(v) for v in variables] == [id(v) for v in self._of_model]
+            and all(v._value is value for v, value in zip(variables, self._values, strict=False))
             and self._has_same_objects()
         )
 

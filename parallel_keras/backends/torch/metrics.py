@@ -46,8 +46,8 @@ class WorkerMetrics:
                 zip(self.tensors, self.reset_values, strict=True)
             ):
                 part = _difference(tensor.double(), value.double()).reshape(-1)
-                if not share:
-                    part.zero_()
+                if not share or (number in averaged and not tensor.is_floating_point()):
+                    part.zero_()  # a count of steps is the caller's
                 parts.append(part * share if number in averaged else part)
         return torch.cat(parts).cpu().numpy() if parts else None
 
@@ -68,7 +68,8 @@ class CallerMetrics:
         with torch.no_grad():
             for number, value in before.items():
                 tensor = self.tensors[number]
-                tensor.copy_(value + _difference(tensor, value) * share)
+                if tensor.is_floating_point():
+                    tensor.copy_(value + _difference(tensor, value) * share)
 
     def add(self, changes):
         """Add what the workers have published, a list of float64 vectors."""

@@ -293,13 +293,16 @@ class _Stages(Shipment):
         number = next(i for i, known in enumerate(self._cuts) if known is cut)
         return number, structure, specs, cut.training, cut.numbers
 
-    def deliver(self, skeleton, tensors):
+    def deliver(self, skeleton, tensors, others):
         lowering = self.lowering
         lowering.check_update()
         lowering.forget()
         model, pool = lowering.model, lowering.pool
         self._cuts = self._cuts_for(self._x)
-        variables = shipping.variables_of(model)
+        variables = [
+            *shipping.variables_of(model),
+            *(shipping.Other(tensors[number]) for number in others),
+        ]
         self.homes = Homes(model, self._cuts, variables)
         ranks = {id(v._value): self.homes.ranks(v) for v in variables}
         specs = shipping.specs(tensors)
@@ -312,7 +315,8 @@ class _Stages(Shipment):
             absent = {i for i, some in enumerate(held) if some is not None and rank not in some}
             present = [i for i in range(len(tensors)) if i not in absent]
             of_rank = shipping.without(specs, absent)
-            pool.send(rank, ("ship_stage", lowering.key, skeleton, of_rank, present, cuts))
+            message = ("ship_stage", lowering.key, skeleton, of_rank, present, others, cuts)
+            pool.send(rank, message)
             shipping.send([tensors[i] for i in present], rank, pool.group)
 
     def delivered(self):
@@ -356,6 +360,8 @@ class _Stages(Shipment):
         """Keep what a crash of a worker would leave behind the others."""
         if self._before is None and not self._remote:
             own = [*self.homes.of(0), *self.homes.of_all()]
+            # What a loss has of another model, say, is not trained.
+            own = [v for v in own if not isinstance(v, shipping.Other)]
             self._before = [(v, v._value.detach().clone()) for v in own]
 
     def trained(self):

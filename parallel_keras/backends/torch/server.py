@@ -40,26 +40,28 @@ class Server:
         # The caller gives this warning already, for the same weights.
         warnings.filterwarnings("ignore", message="Gradients do not exist for variables")
 
-    def on_ship(self, key, skeleton, specs, has_user_layers):
+    def on_ship(self, key, skeleton, specs, others, has_user_layers):
         """Take a model over, with its weights and its optimizer's state."""
         self.models.pop(key, None)  # not two copies at once
         tensors = shipping.empty(specs, self.context.device)
         for tensor in tensors:
             shipping.broadcast(tensor, self.context.group)
         model = shipping.join(skeleton, tensors)
-        self.models[key] = _Served(model, self.context, has_user_layers)
+        held = [shipping.Other(tensors[number]) for number in others]
+        self.models[key] = _Served(model, self.context, has_user_layers, held)
 
     def on_drop(self, key):
         """Forget a model."""
         self.models.pop(key, None)
 
-    def on_ship_stage(self, key, skeleton, specs, present, cuts):
+    def on_ship_stage(self, key, skeleton, specs, present, others, cuts):
         """Take over a model of which this rank computes one stage."""
         self.models.pop(key, None)
         tensors = shipping.empty(specs, self.context.device)
         shipping.receive([tensors[number] for number in present], 0, self.context.group)
         model = shipping.join(skeleton, tensors)
-        self.models[key] = ServedStage(model, self.context, cuts)
+        held = [shipping.Other(tensors[number]) for number in others]
+        self.models[key] = ServedStage(model, self.context, cuts, held)
 
     def on_cut(self, key, attributes, *cut):
         """Get to know how a model is cut for inputs of another kind, or as it is now."""
@@ -92,10 +94,10 @@ class Server:
 class _Served:
     """A model in a worker."""
 
-    def __init__(self, model, context, has_user_layers):
+    def __init__(self, model, context, has_user_layers, others):
         self.model = model
         self.context = context
-        self.variables = shipping.variables_of(model)
+        self.variables = [*shipping.variables_of(model), *others]
         forwarding.offset_seeds(model, range(len(self.variables)), self.variables, context.rank)
         self.accumulates = not trains_by_itself(model)
         self._forget_accumulated()

@@ -33,8 +33,14 @@ class Shipment:
 
     # ---- what a strategy adds ----
 
-    def deliver(self, skeleton, tensors):
-        """Send a model's bytes and numbers to the workers."""
+    def deliver(self, skeleton, tensors, others):
+        """Send a model's bytes and numbers to the workers.
+
+        Args:
+            skeleton: Bytes.
+            tensors: List of tensors.
+            others: List of ints, the places in it of those that are of no variable.
+        """
         raise NotImplementedError
 
     def delivered(self):
@@ -134,9 +140,14 @@ class Shipment:
             return
         if generation == self.generation:
             self.events = lowering.events()
-        self.deliver(skeleton, tensors)
+        others = shipping.others(lowering.model, tensors)
+        self.deliver(skeleton, tensors, others)
         self.generation, self.skeleton = generation, skeleton
-        self.forwarder = forwarding.Forwarder(lowering.model, shipping.variables_of(lowering.model))
+        self.forwarder = forwarding.Forwarder(
+            lowering.model,
+            shipping.variables_of(lowering.model),
+            [shipping.Other(tensors[number]) for number in others],
+        )
         self.delivered()
         self._sent_news: object = None
         self._attributes = ()

@@ -196,6 +196,36 @@ def variables_of(model):
     return [*unique.values(), *buffers_of(model)]
 
 
+class Other:
+    """A tensor that comes along with a model and is none of its variables.
+
+    It stands where others have a Keras variable: that of a `keras.Variable` which a loss or a
+    penalty holds, or a function refers to, or a tensor itself.
+    """
+
+    trainable = False
+
+    def __init__(self, tensor):
+        self._value = tensor
+
+
+def others(model, tensors):
+    """Which of the tensors of a model are of no variable of `variables_of`, and of no metric.
+
+    Args:
+        model: The model.
+        tensors: List of all its tensors, as from `split`.
+
+    Returns:
+        A list of their places in the list, which are the same on all ranks.
+    """
+    known = {id(v._value) for v in variables_of(model)}
+    for metric in keras_internals.every_metric(model):
+        known.update(id(v._value) for v in metric.variables)
+    # Those of `torch.inference_mode` cannot be written.
+    return [n for n, t in enumerate(tensors) if id(t) not in known and not t.is_inference()]
+
+
 def to_device(data, device):
     """The arrays of a batch on the device that computes."""
     if device.type == "cpu":

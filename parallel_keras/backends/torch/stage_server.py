@@ -23,9 +23,10 @@ class ServedStage:
         context: The worker's rank, group, buffers and board.
         cuts: The strategy, the cuts, the first of which is for training, and the paths of
             links.
+        others: List of `shipping.Other`.
     """
 
-    def __init__(self, model, context, cuts):
+    def __init__(self, model, context, cuts, others):
         self.model = model
         self.context = context
         self.strategy, described, paths = cuts
@@ -42,7 +43,7 @@ class ServedStage:
             model, context.rank, context.group, context.device, channel, self.strategy
         )
         known = [self.add_cut(*one) for one in described]
-        self.homes = Homes(model, known, shipping.variables_of(model))
+        self.homes = Homes(model, known, [*shipping.variables_of(model), *others])
 
     def add_cut(self, number, structure, specs, training, numbers):
         """Cut the model as the caller does; returns the `Staged`."""

@@ -170,6 +170,22 @@ class Latest(metrics.Metric):
         return ops.max(self.errors) + ops.cast(self.rows, "float32")
 
 
+class PerBatch(metrics.Metric):
+    """The mean over the batches, whatever their sizes, which it counts in a whole number."""
+
+    def __init__(self):
+        super().__init__(name="per_batch")
+        self.total = self.add_variable((), "zeros", name="total")
+        self.batches = self.add_variable((), "zeros", dtype="int32", name="batches")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(ops.mean(ops.square(y_pred)))
+        self.batches.assign_add(1)
+
+    def result(self):
+        return self.total / ops.cast(ops.maximum(self.batches, 1), "float32")
+
+
 class Listed(metrics.Metric):
     """Its state is a list, as of a metric around a library."""
 
@@ -212,6 +228,7 @@ TRACED = {
     "metric_class",
     "metrics_of_the_batch",
     "metric_largest",
+    "metric_per_batch",
 }
 
 CASES = [
@@ -294,6 +311,13 @@ CASES = [
         three(models.regressor),
         three(rows.regression),
         compiled(loss="mse", metrics=lambda: [SumOfErrors()]),
+    ),
+    case(
+        "metric_per_batch",
+        three(models.regressor),
+        three(rows.regression),
+        compiled(loss="mse", metrics=lambda: [PerBatch()]),
+        quick=(2, 3),
     ),
     case(
         "metrics_of_the_batch",

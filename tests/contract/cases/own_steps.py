@@ -5,7 +5,7 @@ import rows
 import step_models
 from keras import optimizers
 
-from cases import case, compiled, precision
+from cases import case, compiled, metrics, precision
 
 
 def adam():
@@ -68,6 +68,11 @@ CASES = [
         compiled(adam, weighted_metrics=("accuracy",)),
     ),
     case("own_compute_metrics", step_models.OwnMetrics, compile=compiled(adam)),
+    case(
+        "own_train_step_per_batch",
+        step_models.Classifier,
+        compile=compiled(adam, metrics=lambda: [metrics.PerBatch()]),
+    ),
     case("own_test_predict", step_models.OwnTest, compile=compiled(adam, metrics=None)),
     classifier("own_train_step", quick=(2, 3)),
     classifier("own_train_step_clipped", lambda: optimizers.SGD(0.3, global_clipnorm=0.05)),
