@@ -189,14 +189,22 @@ FEATURES = {
         _pipeline("its state would move with each micro-batch"),
     ),
     "loss_assigns": Feature(
-        "a loss that assigns a variable of the model",
+        "a loss that assigns a variable of the model or of its optimizer",
         "Assign it in a layer's `call`, or in a callback.",
         _data("the ranks that do not compute the loss would not see it", ("torch",)),
     ),
     "loss_reads": Feature(
-        "a loss that reads a variable of the model",
+        "a loss that reads a variable of the model or of its optimizer",
         "Add what depends on it with `add_loss` in its layer, or as a regularizer.",
-        _pipeline("what it adds to the gradient would be lost to the stage of the variable"),
+        _pipeline(
+            "the gradient would be lost to the stage of the variable, and the logs would have "
+            "its value after the step"
+        ),
+    ),
+    "metric_reads": Feature(
+        "a metric that reads a weight that trains, or what the optimizer counts",
+        "Read it in a callback, or in a metric of `evaluate`.",
+        _spread("metrics are updated before the optimizer is applied, and not after"),
     ),
     "penalty_state": Feature(
         "a regularizer that keeps state from call to call",

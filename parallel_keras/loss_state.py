@@ -38,8 +38,8 @@ class Found(NamedTuple):
 
     Attributes:
         changed: The state that they change.
-        assigned: A variable of the model that they assign.
-        read: A variable of the model that they read.
+        assigned: A variable of the model, or of its optimizer, that they assign.
+        read: One that they read.
     """
 
     changed: str = ""
@@ -66,7 +66,8 @@ def look_at(model, losses, targets, y_pred):
     of_metrics = {id(v) for metric in keras_internals.every_metric(model) for v in metric.variables}
     assigned = {key: v for key, v in scope.assigned.items() if key not in of_metrics}
     changed += [f" (variable {v.path})" for v in assigned.values()]
-    of_model = {id(v): v for v in model.variables if id(v) not in of_metrics}
+    known = keras_internals.every_variable(model)
+    of_model = {id(v): v for v in known if id(v) not in of_metrics}
     return Found(
         f"loss={names}, of which each call changes {names}{changed[0]}," if changed else "",
         *(
@@ -98,19 +99,9 @@ def _changes(things, call):
     """What each call changes beside Keras's variables, and the scope that saw it do that."""
     for _ in range(2):
         held = _held(things)
-        with _Scope() as scope, keras_internals.no_gradient():
+        with keras_internals.ReadingScope() as scope, keras_internals.no_gradient():
             call()
     return [one.where for one in held if one.has_changed()], scope
-
-
-class _Scope(keras_internals.ObservingScope):
-    def __init__(self):
-        super().__init__()
-        self.read = {}
-
-    def get_current_value(self, variable):
-        self.read[id(variable)] = variable
-        return super().get_current_value(variable)
 
 
 class _Held:

@@ -21,7 +21,7 @@ from parallel_keras.probe_known import known as known
 from parallel_keras.probe_known import needs_probe as needs_probe
 from parallel_keras.probe_known import unknown_losses
 from parallel_keras.probe_losses import probe_losses
-from parallel_keras.probe_metrics import probe_metrics
+from parallel_keras.probe_metrics import metrics_that_read, probe_metrics
 from parallel_keras.probe_rows import rows_of, take
 from parallel_keras.tolerances import tolerance_of
 
@@ -67,9 +67,10 @@ def probe(model, strategy, x, y=None, sample_weight=None):
                     refuse("batch_size", str(error).strip().partition("\n\nArguments")[0])
                 raise
             found = _probe_compiled(model, data, y_pred, parts, shares, refuse)
+            late = "" if data[1] is None else metrics_that_read(model, data, y_pred)
     finally:
         kept.restore()
-    return found._replace(summed=summed)
+    return found._replace(summed=summed, late=late)
 
 
 def _probe_compiled(model, data, y_pred, parts, shares, refuse):

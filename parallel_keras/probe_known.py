@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import keras
 
-from parallel_keras import features, keras_internals
+from parallel_keras import backends, capabilities, features, keras_internals
 
 # Keras's own losses that reduce over the batch unless told otherwise.
 _BATCH_LOSSES = ("Circle", "Dice", "Tversky", "dice", "tversky", "circle")
@@ -20,11 +20,23 @@ class Findings(NamedTuple):
             it counts in full. All else that they add counts with the share of the rows.
         of_the_batch: String, the loss or metric that has to be computed on the whole
             batch. Empty where all add up.
+        late: String, a metric that reads what the optimizer changes. Empty where none does.
     """
 
     averaged: frozenset = frozenset()
     summed: frozenset = frozenset()
     of_the_batch: str = ""
+    late: str = ""
+
+    def check(self, kind, strategy):
+        """Refuse what a kind of step cannot do.
+
+        Args:
+            kind: `"train"`, `"test"` or `"predict"`.
+            strategy: The `Strategy`, for messages.
+        """
+        if self.late and kind == "train":
+            capabilities.check("metric_reads", strategy, backends.name(), self.late)
 
     def described(self):
         """A line for the log, empty where all add up."""

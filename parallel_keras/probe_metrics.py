@@ -48,6 +48,31 @@ def probe_metrics(model, data, y_pred, parts, shares):
     return Findings(averaged=frozenset(averaged))
 
 
+def metrics_that_read(model, data, y_pred):
+    """A metric of the user's own that reads what a training step changes; a string, or `""`.
+
+    Keras updates metrics when the optimizer has been applied, a strategy before.
+    """
+    metrics = unknown_metrics(model)
+    if not metrics:
+        return ""
+    _, y, sample_weight = data
+    container = keras_internals.compile_metrics_of(model)
+    with (
+        _plain_state_kept(metrics),
+        keras_internals.ReadingScope() as scope,
+        keras_internals.no_gradient(),
+    ):
+        container.update_state(y, y_pred, sample_weight)
+    changed = [*model.trainable_variables]
+    for optimizer in keras_internals.every_optimizer(model):
+        rate = keras_internals.learning_rate_variable(optimizer)  # changes between steps only
+        changed += [v for v in keras_internals.optimizer_variables(optimizer) if v is not rate]
+    read = [variable.path for variable in changed if id(variable) in scope.read]
+    names = ", ".join(metric.name for metric in metrics)
+    return f"metrics={names}, variable {read[0]}" if read else ""
+
+
 def _starts_at_infinity(metric):
     """Whether it is not known what its state will go up by, as nothing goes up from there."""
     with keras_internals.ObservingScope() as scope, keras_internals.no_gradient():

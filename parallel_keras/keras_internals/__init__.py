@@ -154,6 +154,9 @@ from parallel_keras.keras_internals.optimizers import (
     inner_optimizers as inner_optimizers,
 )
 from parallel_keras.keras_internals.optimizers import (
+    learning_rate_variable as learning_rate_variable,
+)
+from parallel_keras.keras_internals.optimizers import (
     moving_averages as moving_averages,
 )
 from parallel_keras.keras_internals.optimizers import (
@@ -281,6 +284,9 @@ from parallel_keras.keras_internals.session import (
 )
 from parallel_keras.keras_internals.tensorflow import (
     ObservingScope as ObservingScope,
+)
+from parallel_keras.keras_internals.tensorflow import (
+    ReadingScope as ReadingScope,
 )
 from parallel_keras.keras_internals.tensorflow import (
     apply_across_replicas as apply_across_replicas,

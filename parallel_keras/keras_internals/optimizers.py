@@ -75,6 +75,12 @@ def inner_optimizers(optimizer):
     return [inner] if inner is not None else list(getattr(optimizer, "_inner_optimizers", ()))
 
 
+def learning_rate_variable(optimizer):
+    """That of a learning rate without a schedule, or None. base_optimizer.py, 3.15.1."""
+    rate = vars(optimizer).get("_learning_rate")
+    return rate if isinstance(rate, keras.Variable) else None
+
+
 def schedule_of(optimizer):
     """The schedule of an optimizer's learning rate, or None. base_optimizer.py, 3.15.1."""
     rate = vars(optimizer).get("_learning_rate")

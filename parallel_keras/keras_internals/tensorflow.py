@@ -210,3 +210,15 @@ class ObservingScope(keras.StatelessScope):
     def assigned_value(self, variable):
         """What a variable was assigned, or None."""
         return self.state_mapping.get(id(variable)) if id(variable) in self.assigned else None
+
+
+class ReadingScope(ObservingScope):
+    """One that remembers what was read, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.read = {}
+
+    def get_current_value(self, variable):
+        self.read[id(variable)] = variable
+        return super().get_current_value(variable)

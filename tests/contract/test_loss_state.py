@@ -229,6 +229,16 @@ def near_its_start():
     return model, lambda y_true, y_pred: error(y_true, y_pred) + ops.mean(ops.square(kernel))
 
 
+def by_iteration():
+    model = models.regressor()
+    return (
+        model,
+        lambda y_true, y_pred: (
+            error(y_true, y_pred) * (1.0 + ops.cast(model.optimizer.iterations, "float32"))
+        ),
+    )
+
+
 class Fading(Penalty):
     def __call__(self, weights):
         self.box.variable.assign(0.9 * self.box.variable)
@@ -247,6 +257,7 @@ def fading():
             centred, "data=3", "assigns a variable of the model", "variable", marks=ON_TORCH
         ),
         (near_its_start, "pipeline=2", "reads a variable of the model", "kernel"),
+        pytest.param(by_iteration, "pipeline=2", "reads a variable", "iteration", marks=LONG),
         pytest.param(fading, "data=3", "regularizer that keeps state", "Fading", marks=ON_TORCH),
     ],
 )
@@ -256,6 +267,54 @@ def test_refused_before_the_first_step(build, strategy, what, name):
         pk.parallelize(model, strategy).compile("sgd", loss)
         model.fit(**rows.regression(), **OPTIONS)
     assert not hasattr(model, "optimizer") or int(model.optimizer.iterations) == 0
+
+
+def size(model):
+    """A metric that Keras computes when the weights have changed."""
+
+    def of_kernel(y_true, y_pred):
+        return ops.sum(ops.square(model.layers[1].kernel))
+
+    return of_kernel
+
+
+def rate(model):
+    def of_optimizer(y_true, y_pred):
+        return model.optimizer.learning_rate
+
+    return of_optimizer
+
+
+def reading(metric, strategy):
+    keras.utils.set_random_seed(3)
+    model = pk.parallelize(models.regressor(), strategy)
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=[metric(model)])
+    return model
+
+
+@pytest.mark.parametrize("strategy", ["data=3", pytest.param("pipeline=2", marks=LONG)])
+def test_a_metric_that_reads_a_weight(strategy):
+    model = reading(size, strategy)
+    with pytest.raises(
+        pk.UnsupportedError, match="(?s)reads a weight.*Received.*of_kernel.*kernel"
+    ):
+        model.fit(**rows.regression(), **OPTIONS)
+    assert int(model.optimizer.iterations) == 0
+    evaluated = model.evaluate(**rows.regression(), batch_size=16, verbose=0)
+    plain = reading(size, None).evaluate(**rows.regression(), batch_size=16, verbose=0)
+    compare("metric_of_a_weight", strategy, {"evaluate": plain}, {"evaluate": evaluated})
+
+
+@LONG_WHERE_TRACED
+@pytest.mark.parametrize("strategy", ["data=3", "pipeline=2"])
+def test_a_metric_that_reads_the_learning_rate(strategy):
+    change = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.1 / (epoch + 1))
+    records = []
+    for chosen in (None, strategy):
+        model = reading(rate, chosen)
+        history = fit(model, **rows.regression(), **OPTIONS, epochs=2, callbacks=[change])
+        records.append({"history": history, **state(model)})
+    compare("metric_of_the_rate", strategy, *records)
 
 
 @pytest.mark.skipif(BACKEND == "torch", reason="refused there: see above")

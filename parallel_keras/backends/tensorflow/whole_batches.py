@@ -270,7 +270,9 @@ class _Look:
         if not lowering.needs_probe():
             lowering.probed.add(kind)
         elif probing.is_enough(leaves[0].shape[0]):
-            lowering.found(kind, probing.probe(self.model, lowering.strategy, *data))
+            found = probing.probe(self.model, lowering.strategy, *data)
+            found.check(kind, lowering.strategy)
+            lowering.found(kind, found)
             lowering.probed.add(kind)
         else:
             # Right for whatever a probe may find.

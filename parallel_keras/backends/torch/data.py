@@ -262,6 +262,7 @@ class Lowering(lowering.Lowering):
         if kind in self._known or kind == "predict" or not probing.is_enough(total):
             return
         found = probing.probe(self.model, self.strategy, *shipping.to_device(data, self.device))
+        found.check(kind, self.strategy)
         variables = enumerate(metric_variables(self.model))
         averaged = tuple(number for number, v in variables if id(v) in found.averaged)
         self._known[kind] = _Known(averaged, found.summed, bool(found.of_the_batch))

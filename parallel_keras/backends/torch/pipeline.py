@@ -217,6 +217,7 @@ class Lowering(Pipelined):
         if self.cuts_batches:
             on_device = shipping.to_device(data, self.device)
             findings = probing.probe(self.model, self.strategy, *on_device)
+            findings.check(kind, self.strategy)
             self.refuse_split_sums(findings, data[0])
             summed = findings.summed
         self._summed[kind] = summed
