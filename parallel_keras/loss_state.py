@@ -7,13 +7,15 @@ read and assigned, and whatever else it refers to is compared with what was ther
 Penalties of weights are looked at in the same way.
 """
 
+import collections
 import contextlib
 import functools
 import types
 from typing import NamedTuple
 
 from parallel_keras import backends, keras_internals, raw_variables, references
-from parallel_keras.probe_rows import name_of
+from parallel_keras.probe_rows import as_array, name_of
+from parallel_keras.tolerances import close
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -37,12 +39,14 @@ class Found(NamedTuple):
     """What losses do beside computing. Each is a string, empty where there is none.
 
     Attributes:
-        changed: The state that they change.
+        changed: The state that they change, be it only that they take down what they see.
+        computed_with: The same where they compute with it, or it is a variable.
         assigned: A variable of the model, or of its optimizer, that they assign.
         read: One that they read.
     """
 
     changed: str = ""
+    computed_with: str = ""
     assigned: str = ""
     read: str = ""
 
@@ -62,14 +66,19 @@ def look_at(model, losses, targets, y_pred):
     if not losses:
         return Found()
     names = ", ".join(name_of(loss) for loss in losses)
-    changed, scope = _changes(losses, lambda: keras_internals.compiled_loss(model, targets, y_pred))
+    changed, scope, results = _changes(
+        losses, lambda: keras_internals.compiled_loss(model, targets, y_pred)
+    )
     of_metrics = {id(v) for metric in keras_internals.every_metric(model) for v in metric.variables}
     assigned = {key: v for key, v in scope.assigned.items() if key not in of_metrics}
     changed += [f" (variable {v.path})" for v in assigned.values()]
+    state = f"loss={names}, of which each call changes {names}{changed[0]}," if changed else ""
+    is_same = all(close(as_array(a), as_array(b)) for a, b in zip(*results, strict=True))
     known = keras_internals.every_variable(model)
     of_model = {id(v): v for v in known if id(v) not in of_metrics}
     return Found(
-        f"loss={names}, of which each call changes {names}{changed[0]}," if changed else "",
+        state,
+        "" if is_same and not assigned else state,
         *(
             next((f"loss={names}, variable {of_model[key].path}" for key in found), "")
             for found in (of_model.keys() & assigned.keys(), of_model.keys() & scope.read.keys())
@@ -89,19 +98,25 @@ def of_penalties(variables):
     for variable in variables:
         penalty = variable.regularizer
         with kept([penalty]):
-            changed, scope = _changes([penalty], functools.partial(penalty, variable))
+            changed, scope, _ = _changes([penalty], functools.partial(penalty, variable))
         changed += [f" (variable {v.path})" for v in scope.assigned.values()]
         if changed:
             yield f"{type(penalty).__name__}{changed[0]}, of variable {variable.path}"
 
 
 def _changes(things, call):
-    """What each call changes beside Keras's variables, and the scope that saw it do that."""
+    """Call twice.
+
+    Returns:
+        List of what each call changes beside Keras's variables, the scope that saw the second
+        one, and what the two returned.
+    """
+    results = []
     for _ in range(2):
         held = _held(things)
         with keras_internals.ReadingScope() as scope, keras_internals.no_gradient():
-            call()
-    return [one.where for one in held if one.has_changed()], scope
+            results.append(call())
+    return [one.where for one in held if one.has_changed()], scope, results
 
 
 class _Held:
@@ -162,8 +177,8 @@ def _held(losses):
                 found.append(_Array(one, where))
             elif isinstance(one, types.FunctionType):
                 found += [_Held(ways, where) for ways in (_globals(one), _cells(one))]
-            elif isinstance(one, list):
-                found.append(_Held(_list(one), where))
+            elif isinstance(one, (list, set, collections.deque)):
+                found.append(_Held(_entries(one), where))
             elif isinstance(one, dict):
                 found.append(_Held(_dict(one), where))
             elif not isinstance(one, type) and look(one) and hasattr(one, "__dict__"):
@@ -182,11 +197,16 @@ def _references(value, roots, home):
 # what is put into an attribute.
 
 
-def _list(one):
-    return (
-        lambda: dict(enumerate(one)),
-        lambda before: list.__setitem__(one, slice(None), list(before.values())),
-    )
+def _entries(one):
+    def write(before):
+        values = list(before.values())
+        if isinstance(one, list):
+            list.__setitem__(one, slice(None), values)
+        else:
+            one.clear()
+            (one.update if isinstance(one, set) else one.extend)(values)
+
+    return lambda: dict(enumerate(one)), write
 
 
 def _dict(one):
@@ -208,7 +228,11 @@ def _cells(function):
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
 
     def read():
-        return {name: cell.cell_contents for name, cell in cells.items()}
+        found = {}
+        for name, cell in cells.items():
+            with contextlib.suppress(ValueError):  # not assigned yet
+                found[name] = cell.cell_contents
+        return found
 
     def write(before):
         for name, value in before.items():

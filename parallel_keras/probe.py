@@ -82,20 +82,23 @@ def _probe_compiled(model, data, y_pred, parts, shares, refuse):
     with loss_state.kept(losses):
         beside = loss_state.look_at(model, losses, data[1:], y_pred)
     for feature, received in (
-        ("loss_state", beside.changed),
+        ("loss_state", beside.computed_with),
         ("loss_assigns", beside.assigned),
         ("loss_reads", beside.read),
     ):
         if received:
             refuse(feature, received)
-    if beside.changed:
-        return Findings(of_the_batch=beside.changed)
+    if beside.computed_with:
+        return Findings(of_the_batch=beside.computed_with)
     if any(keras_internals.keras_mask(leaf) is not None for leaf in tree.flatten(y_pred)):
         return Findings(of_the_batch="the loss of an output with a mask")
-    loss = probe_losses(model, data, y_pred, parts, shares)
+    with loss_state.kept(losses):
+        loss = probe_losses(model, data, y_pred, parts, shares)
     if loss:
         refuse("batch_loss", loss)
         return Findings(of_the_batch=loss)
+    if beside.changed:
+        return Findings(of_the_batch=beside.changed)
     return probe_metrics(model, data, y_pred, parts, shares)
 
 
