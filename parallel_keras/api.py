@@ -2,8 +2,7 @@
 
 import os
 
-from parallel_keras import backends
-from parallel_keras import devices as device_names
+from parallel_keras import backends, devices as device_names
 
 
 def list_devices():

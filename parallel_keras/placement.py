@@ -14,8 +14,7 @@ from collections.abc import Mapping
 
 import keras
 
-from parallel_keras import backends, keras_internals
-from parallel_keras import devices as device_names
+from parallel_keras import backends, devices as device_names, keras_internals
 
 # What wins where several marks meet on one layer.
 PATTERN, CLASS, BLOCK, INSTANCE = range(4)

@@ -15,11 +15,13 @@ from keras import tree
 from parallel_keras import backends, batch, capabilities, keras_internals, loss_state, resting
 from parallel_keras.errors import UnsupportedError
 from parallel_keras.probe_forward import Forward, probe_forward
-from parallel_keras.probe_known import Findings as Findings
-from parallel_keras.probe_known import is_enough as is_enough
-from parallel_keras.probe_known import known as known
-from parallel_keras.probe_known import needs_probe as needs_probe
-from parallel_keras.probe_known import unknown_losses
+from parallel_keras.probe_known import (
+    Findings as Findings,
+    is_enough as is_enough,
+    known as known,
+    needs_probe as needs_probe,
+    unknown_losses,
+)
 from parallel_keras.probe_losses import probe_losses
 from parallel_keras.probe_metrics import metrics_that_read, probe_metrics
 from parallel_keras.probe_rows import rows_of, take

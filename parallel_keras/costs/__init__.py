@@ -5,8 +5,7 @@ import dataclasses
 import keras
 
 from parallel_keras import backends, keras_internals
-from parallel_keras.costs import rules as cost_rules
-from parallel_keras.costs import trace as cost_trace
+from parallel_keras.costs import rules as cost_rules, trace as cost_trace
 from parallel_keras.costs.flops import flops
 from parallel_keras.costs.slots import slot_bytes, variable_bytes
 from parallel_keras.plan import LayerCost

@@ -8,6 +8,8 @@ from keras.src import backend as keras_backend
 from keras.src.backend.common import global_state, masking
 from keras.src.models.functional import Functional
 
+from parallel_keras.keras_internals.patching import patch_once
+
 
 def flatten_layers(model, include_self=True):
     """A model and all its layers, nested ones too. Layer._flatten_layers, 3.15.1."""
@@ -201,16 +203,15 @@ def replace_masked_moments(moments):
 
     layers/normalization/batch_normalization.py, 3.15.1.
     """
-    stock = keras.layers.BatchNormalization._moments
-    if not hasattr(stock, "is_of_parallel_keras"):
 
+    @patch_once(keras.layers.BatchNormalization, "_moments")
+    def _of_masked(stock):
         def compute(layer, x, mask):
             if mask is None or not layer.synchronized:
                 return stock(layer, x, mask)
             return moments(layer, x, mask, stock)
 
-        vars(compute)["is_of_parallel_keras"] = True
-        keras.layers.BatchNormalization._moments = compute
+        return compute
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from keras.src.backend.common import variables as keras_variables
 
 from parallel_keras.keras_internals.layers import flatten_layers, own_metrics
 from parallel_keras.keras_internals.optimizers import inner_optimizers, with_inner_optimizers
+from parallel_keras.keras_internals.patching import patch_once
 from parallel_keras.keras_internals.training import (
     compile_metrics_of,
     loss_tracker,
@@ -92,27 +93,25 @@ _OPTIMIZERS = (
 
 def _hook_into(cls):
     cls = next(base for base in cls.__mro__ if "apply" in vars(base))
-    stock = cls.apply
-    if hasattr(stock, "is_of_parallel_keras"):
-        return
 
-    @functools.wraps(stock)
-    def apply(self, grads, trainable_variables=None):
-        hook = _scope.hook
-        if hook is None or len(grads) == 0:
-            return stock(self, grads, trainable_variables)
-        if trainable_variables is None and not self.built:
-            return stock(self, grads)  # an error of Keras's own
-        known = self._trainable_variables if trainable_variables is None else trainable_variables
+    @patch_once(cls, "apply")
+    def _with_hook(stock):
+        def apply(self, grads, trainable_variables=None):
+            hook = _scope.hook
+            if hook is None or len(grads) == 0:
+                return stock(self, grads, trainable_variables)
+            if trainable_variables is None and not self.built:
+                return stock(self, grads)  # an error of Keras's own
+            every = self._trainable_variables
+            known = every if trainable_variables is None else trainable_variables
 
-        def update(gradients):
-            with synchronizing(None):
-                return stock(self, gradients, trainable_variables)
+            def update(gradients):
+                with synchronizing(None):
+                    return stock(self, gradients, trainable_variables)
 
-        return hook(self, list(grads), list(known), update)
+            return hook(self, list(grads), list(known), update)
 
-    vars(apply)["is_of_parallel_keras"] = True
-    cls.apply = apply
+        return apply
 
 
 # ---- metrics ---------------------------------------------------------------------
@@ -261,15 +260,11 @@ def watching_assigns(watch):
 
 
 def _watch_assigns():
-    stock = keras.Variable._direct_assign
-    if hasattr(stock, "is_watched_by_parallel_keras"):
-        return
+    @patch_once(keras.Variable, "_direct_assign")
+    def _watched(stock):
+        def direct_assign(variable, value):
+            if _scope.watch is not None:
+                _scope.watch(variable)
+            return stock(variable, value)
 
-    @functools.wraps(stock)
-    def direct_assign(variable, value):
-        if _scope.watch is not None:
-            _scope.watch(variable)
-        return stock(variable, value)
-
-    vars(direct_assign)["is_watched_by_parallel_keras"] = True
-    keras.Variable._direct_assign = direct_assign
+        return direct_assign

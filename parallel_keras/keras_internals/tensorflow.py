@@ -9,6 +9,7 @@ from keras.src.losses import loss as loss_module
 
 from parallel_keras.errors import UnsupportedError
 from parallel_keras.keras_internals.optimizers import index_trainables
+from parallel_keras.keras_internals.patching import patch_once
 
 
 def let_optimizers_update_across_replicas():
@@ -20,20 +21,16 @@ def let_optimizers_update_across_replicas():
     """
     import tensorflow as tf
 
-    module = tf.__internal__.distribute.interim
-    stock = module.maybe_merge_call
-    if hasattr(stock, "is_of_parallel_keras"):
-        return
+    @patch_once(tf.__internal__.distribute.interim, "maybe_merge_call")
+    def _where_joined(stock):
+        def maybe_merge_call(function, strategy, *args, **kwargs):
+            if tf.distribute.in_cross_replica_context():
+                return function(strategy, *args, **kwargs)
+            if not tf.distribute.has_strategy():
+                _refuse_variables_of_another(keras.tree.flatten(args))
+            return stock(function, strategy, *args, **kwargs)
 
-    def maybe_merge_call(function, strategy, *args, **kwargs):
-        if tf.distribute.in_cross_replica_context():
-            return function(strategy, *args, **kwargs)
-        if not tf.distribute.has_strategy():
-            _refuse_variables_of_another(keras.tree.flatten(args))
-        return stock(function, strategy, *args, **kwargs)
-
-    vars(maybe_merge_call)["is_of_parallel_keras"] = True
-    module.maybe_merge_call = maybe_merge_call
+        return maybe_merge_call
 
 
 def _refuse_variables_of_another(values):
@@ -71,15 +68,13 @@ def leave_losses_unscaled(is_ours):
     import tensorflow as tf
 
     for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
-        stock = getattr(loss_module, name)
-        if hasattr(stock, "is_of_parallel_keras"):
-            continue
 
-        def scale(value, stock=stock):
-            return value if is_ours(tf.distribute.get_strategy()) else stock(value)
+        @patch_once(loss_module, name)
+        def _unscaled(stock):
+            def scale(value):
+                return value if is_ours(tf.distribute.get_strategy()) else stock(value)
 
-        vars(scale)["is_of_parallel_keras"] = True
-        setattr(loss_module, name, scale)
+            return scale
 
 
 def set_optimizer_strategy(optimizer, strategy):
@@ -110,14 +105,9 @@ def replace_synchronized_moments(moments):
     """
     from keras.src.backend.tensorflow import nn
 
-    stock = nn._compute_moments_sync
-    if not hasattr(stock, "is_of_parallel_keras"):
-
-        def compute(x, axes, keepdims):
-            return moments(x, axes, keepdims, stock)
-
-        vars(compute)["is_of_parallel_keras"] = True
-        nn._compute_moments_sync = compute
+    @patch_once(nn, "_compute_moments_sync")
+    def _synchronized(stock):
+        return lambda x, axes, keepdims: moments(x, axes, keepdims, stock)
 
 
 def replace_assign(assign):
@@ -125,14 +115,10 @@ def replace_assign(assign):
 
     backend/tensorflow/core.py, 3.15.1: all of a variable's assigns go through it.
     """
-    stock = keras.Variable._direct_assign
-    if not hasattr(stock, "is_of_parallel_keras"):
 
-        def direct_assign(variable, value):
-            assign(variable, value, stock)
-
-        vars(direct_assign)["is_of_parallel_keras"] = True
-        keras.Variable._direct_assign = direct_assign
+    @patch_once(keras.Variable, "_direct_assign")
+    def _assigning(stock):
+        return lambda variable, value: assign(variable, value, stock)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """A copy of the model on each device."""
 
-from parallel_keras import backends, batch
-from parallel_keras import devices as device_names
+from parallel_keras import backends, batch, devices as device_names
 from parallel_keras.strategies import arguments
 from parallel_keras.strategies.arguments import DEFAULT_TIMEOUT
 from parallel_keras.strategies.base import Strategy

@@ -1,7 +1,6 @@
 """The layers of one model laid out over devices."""
 
-from parallel_keras import backends
-from parallel_keras import devices as device_names
+from parallel_keras import backends, devices as device_names
 from parallel_keras.strategies import arguments
 from parallel_keras.strategies.base import Strategy
 

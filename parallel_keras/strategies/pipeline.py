@@ -1,7 +1,6 @@
 """The layers of one model as stages that work at the same time."""
 
-from parallel_keras import backends, batch, schedule
-from parallel_keras import devices as device_names
+from parallel_keras import backends, batch, devices as device_names, schedule
 from parallel_keras.strategies import arguments
 from parallel_keras.strategies.arguments import DEFAULT_TIMEOUT
 from parallel_keras.strategies.base import Strategy

@@ -27,8 +27,7 @@ if os.environ.get("KERAS_BACKEND") == "torch":
     from places import Devices, WrongDevice
 
     import parallel_keras as pk
-    from parallel_keras.backends.torch import generators
-    from parallel_keras.backends.torch import model as placed
+    from parallel_keras.backends.torch import generators, model as placed
 
     ROOMS = (optimizers, own_optimizers, kinds, losses)
     # What needs several processes, or is of TensorFlow, has its tests elsewhere.

@@ -11,6 +11,8 @@ import threading
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
 
+from parallel_keras.keras_internals.patching import patch_once
+
 _here = threading.local()
 
 
@@ -27,17 +29,14 @@ def inlined():
 
 
 def _let_functions_be_inlined():
-    stock = polymorphic_function.Function.__call__
-    if hasattr(stock, "is_of_parallel_keras"):
-        return
+    @patch_once(polymorphic_function.Function, "__call__")
+    def _inlining(stock):
+        def call(function, *args, **kwargs):
+            if getattr(_here, "is_inlining", False) and _is_of_the_user(function.python_function):
+                return _python_of(function)(*args, **kwargs)
+            return stock(function, *args, **kwargs)
 
-    def call(function, *args, **kwargs):
-        if getattr(_here, "is_inlining", False) and _is_of_the_user(function.python_function):
-            return _python_of(function)(*args, **kwargs)
-        return stock(function, *args, **kwargs)
-
-    vars(call)["is_of_parallel_keras"] = True
-    polymorphic_function.Function.__call__ = call
+        return call
 
 
 def _is_of_the_user(function):

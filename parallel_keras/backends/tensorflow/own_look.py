@@ -5,8 +5,7 @@ import contextlib
 import tensorflow as tf
 from keras import tree
 
-from parallel_keras import features, keras_internals, step_probe, step_state
-from parallel_keras import probe as probing
+from parallel_keras import features, keras_internals, probe as probing, step_probe, step_state
 from parallel_keras.backends.tensorflow import variables
 from parallel_keras.backends.tensorflow.inlining import inlined
 from parallel_keras.backends.tensorflow.rows import total_rows

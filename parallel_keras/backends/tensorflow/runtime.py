@@ -3,8 +3,7 @@
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_utils, values
 
-from parallel_keras import devices as device_names
-from parallel_keras import keras_internals
+from parallel_keras import devices as device_names, keras_internals
 from parallel_keras.backends.tensorflow.devices import tf_device
 
 _strategies: dict = {}

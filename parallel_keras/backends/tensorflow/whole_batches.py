@@ -13,8 +13,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from parallel_keras import capabilities, features, keras_internals
-from parallel_keras import probe as probing
+from parallel_keras import capabilities, features, keras_internals, probe as probing
 from parallel_keras.backends.lowering import Lowering
 from parallel_keras.backends.tensorflow import agreement, past_the_end, specs
 from parallel_keras.backends.tensorflow.entries import NeedsAnySize

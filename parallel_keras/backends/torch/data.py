@@ -13,8 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from keras import tree
 
-from parallel_keras import batch, capabilities, features, keras_internals, probe_rows
-from parallel_keras import probe as probing
+from parallel_keras import (
+    batch,
+    capabilities,
+    features,
+    keras_internals,
+    probe as probing,
+    probe_rows,
+)
 from parallel_keras.backends import lowering
 from parallel_keras.backends.torch import (
     batches,

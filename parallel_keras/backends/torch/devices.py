@@ -4,8 +4,7 @@ import os
 
 import torch
 
-from parallel_keras import devices as device_names
-from parallel_keras import keras_internals
+from parallel_keras import devices as device_names, keras_internals
 
 # What Keras calls host memory here: torch's CPU has no number.
 HOST = "cpu"

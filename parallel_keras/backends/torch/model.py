@@ -11,8 +11,7 @@ import keras
 import torch
 from keras import tree
 
-from parallel_keras import devices as device_names
-from parallel_keras import keras_internals
+from parallel_keras import devices as device_names, keras_internals
 from parallel_keras.backends import laid_out
 from parallel_keras.backends.torch import buffers, generators
 from parallel_keras.backends.torch.devices import by_device, torch_device

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from keras import tree
 
-from parallel_keras import capabilities, features, keras_internals
-from parallel_keras import probe as probing
+from parallel_keras import capabilities, features, keras_internals, probe as probing
 from parallel_keras.backends.pipelined import Pipelined
 from parallel_keras.backends.torch import (
     batches,

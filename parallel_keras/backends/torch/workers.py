@@ -21,10 +21,8 @@ from typing import Any
 
 import torch
 
-from parallel_keras import devices as device_names
-from parallel_keras import keras_internals
-from parallel_keras.backends.torch import group as groups
-from parallel_keras.backends.torch import links, memory
+from parallel_keras import devices as device_names, keras_internals
+from parallel_keras.backends.torch import group as groups, links, memory
 from parallel_keras.backends.torch.devices import available_cores, torch_device
 from parallel_keras.backends.torch.shared_sums import SharedSums
 from parallel_keras.backends.torch.worker import SERVER, Worker, is_of_a_collective
